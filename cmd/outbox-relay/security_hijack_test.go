@@ -30,7 +30,7 @@ func TestSecurityNoStatementIsHijacked(t *testing.T) {
 	db := open(t, dsn)
 	execute(t, db, fillInbox, 4)
 	execute(t, db, rememberInbox)
-	decoys := pgtest.Hijack(t, dsn, "../../relay", "../../internal/relay", "../../internal/pg", "../../internal/inboxops", "../../internal/reconcile", "../../internal/cli")
+	decoys := pgtest.Hijack(t, dsn, "../../relay", "../../internal/relay", "../../internal/pg", "../../internal/inboxops", "../../internal/inboxsql", "../../internal/reconcile", "../../internal/cli")
 	execute(t, db, `INSERT INTO public.outbox (event_type, payload, idempotency_key, ordering_key)
 		SELECT 'paid', '{"n": 1}'::json, CASE WHEN i OPERATOR(pg_catalog.>) 2 THEN 'good-' ELSE 'bad-' END OPERATOR(pg_catalog.||) i::text, CASE WHEN i IN (2, 3, 4) THEN 'k' END
 		FROM pg_catalog.generate_series(1, 6) i`)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/inboxsql"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -46,10 +47,10 @@ var inboxStatements = map[string]struct {
 	"begin":  {"text, text, text, bigint, float8, text", beginSQL, `'test', 'outbox', '1', 1, 60, '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
 	"finish": {"text, text, text, bigint, text, text, text, text, text", finishSQL, `'test', 'outbox', '1', 1, 'succeeded', '', '1', '', ''`, pinned, []string{"using inbox_events_pkey"}},
 	"promote": {
-		"text, text, text, bool", promoteSQL, `'test', 'outbox', 'o1', true`, pinned,
+		"text, text, text, bool", inboxsql.Promote, `'test', 'outbox', 'o1', true`, pinned,
 		[]string{"Tid Scan on inbox_events e", "using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},
 	},
-	"give way": {"text, text, text", giveWaySQL, `'test', 'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
+	"give way": {"text, text, text", inboxsql.GiveWay, `'test', 'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
 	"settle": {
 		"text, text, text, bigint, text, int, text, float8, bool", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1, false`, eachTime, []string{"on inbox_events"},
 	},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+	"github.com/outbox-relay/outbox-relay/internal/inboxsql"
 )
 
 // recordSQL is admitSQL for an event that is processed later. It inserts the event into
@@ -201,15 +202,13 @@ func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	return found, nil
 }
 
-// lockOrderSQL serialises recording, finishing and replaying events of one ordering key, until
-// the end of each transaction. The number separates it from other advisory locks made of
-// hashes; it reads "order". The wait is bounded, so that a key whose lock is held cannot take
-// all connections of a pool. In a handler's transaction unboundLocksSQL restores the handler's
-// lock_timeout for what runs at COMMIT.
+// lockOrderSQL takes the lock of an ordering key. The wait is bounded, so that a key whose lock is
+// held cannot take all connections of a pool. In a handler's transaction unboundLocksSQL restores
+// the handler's lock_timeout for what runs at COMMIT.
 const (
 	lockOrderSQL = `
 SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '2s', true),
-       pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
+       ` + inboxsql.KeyLock
 
 	unboundLocksSQL = `SELECT set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
 )

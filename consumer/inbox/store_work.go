@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+	"github.com/outbox-relay/outbox-relay/internal/inboxsql"
 )
 
 // planEachTime has a statement planned whenever it runs. A plan that is kept with a prepared
@@ -20,24 +21,10 @@ import (
 // what runs rarely that is simpler than pinSQL.
 const planEachTime = pgx.QueryExecModeExec
 
-// kindsOfEvents lists the types of the events that may be claimed. It steps from type to type by
-// the index and does not read the events between them.
-const kindsOfEvents = `
-WITH RECURSIVE kind AS (
-    (SELECT event_type FROM inbox_events
-     WHERE receiver = $1::text AND source = $2::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
-     ORDER BY event_type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT e.event_type FROM inbox_events e
-            WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
-            ORDER BY e.event_type LIMIT 1)
-    FROM kind WHERE kind.event_type IS NOT NULL
-)`
-
 // checkDueSQL finds out whether there is anything to do for a worker, without locking anything:
 // whether an event is due, and whether one is being worked for so long that its worker may have
 // died. It is all that an idle inbox asks.
-const checkDueSQL = kindsOfEvents + `
+const checkDueSQL = inboxsql.Kinds + `
 SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
            SELECT FROM inbox_events e
            WHERE e.receiver = $1::text AND e.source = $2::text AND e.event_type = kind.event_type
@@ -70,7 +57,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // a lock inside may run again for each row and claim more than its limit. LIMIT stands outside the
 // join, which visits the types one by one, so no more rows are locked than claimed. next_attempt_at
 // does not change, so an event that is given back keeps its place.
-const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
+const claimSQL = inboxsql.Kinds + `, turn AS MATERIALIZED (
     SELECT kind.event_type, coalesce(l.free, $6::integer) AS free
     FROM kind LEFT JOIN unnest($4::text[], $5::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
     WHERE kind.event_type IS NOT NULL AND coalesce(l.free, $6::integer) > 0
@@ -220,7 +207,7 @@ func (s *runner) eventsTable(ctx context.Context, tx memory.Transaction, oid int
 	table := &eventsTable{
 		name:    name,
 		finish:  strings.ReplaceAll(finishSQL, "inbox_events", name),
-		promote: strings.ReplaceAll(promoteSQL, "inbox_events", name),
+		promote: strings.ReplaceAll(inboxsql.Promote, "inbox_events", name),
 	}
 	s.tables.Store(oid, table)
 	return table, nil
@@ -333,26 +320,6 @@ func (s *runner) committedItself(ctx context.Context, wk *work) (committed bool)
 	return err == nil && committed
 }
 
-// promoteSQL releases the next event of an ordering key. It does nothing if an event of the key is
-// already released, or if an earlier one has failed and blocks it. It runs under the key's lock.
-// The event takes the place in the queue that it has by its age. At the end of the queue, a key
-// would wait for the whole backlog once for each of its events.
-const promoteSQL = `
-UPDATE inbox_events e
-SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
-WHERE e.ctid = (
-    SELECT w.ctid
-    FROM inbox_events w
-    WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
-    ORDER BY w.sequence, w.inbox_id
-    LIMIT 1
-  )
-  AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.receiver = $1::text AND g.source = $2::text AND g.ordering_key = $3::text
-      AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
-  AND NOT ($4::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
-      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
-
 func (in *engine) queuePromote(batch *pgx.Batch, promote, orderingKey string, promoted *bool) {
 	batch.Queue(promote, in.Receiver, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
 		*promoted = changed.RowsAffected() > 0
@@ -360,25 +327,15 @@ func (in *engine) queuePromote(batch *pgx.Batch, promote, orderingKey string, pr
 	})
 }
 
-// giveWaySQL makes the released event of a key wait again if an earlier one waits and this one is
-// not being processed. The earlier one is a replay, which goes first.
-const giveWaySQL = `
-UPDATE inbox_events e
-SET next_attempt_at = NULL
-WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
-  AND EXISTS (SELECT FROM inbox_events w
-      WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
-        AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
-
 // release releases the next event of an ordering key, in a separate transaction. Only released
-// events are claimed, and events are released only under the key's lock. So after giveWaySQL no
-// work on an event of the key can begin, and promoteSQL, with a later snapshot, sees everything
+// events are claimed, and events are released only under the key's lock. So after GiveWay no
+// work on an event of the key can begin, and Promote, with a later snapshot, sees everything
 // that was claimed before.
 func (in *engine) release(ctx context.Context, orderingKey string) (promoted bool, err error) {
 	err = in.inTransaction(ctx, "release the next event of a key", "on", func(batch *pgx.Batch) {
 		in.queueOrderLock(batch, orderingKey)
-		batch.Queue(giveWaySQL, in.Receiver, in.Source, orderingKey)
-		in.queuePromote(batch, promoteSQL, orderingKey, &promoted)
+		batch.Queue(inboxsql.GiveWay, in.Receiver, in.Source, orderingKey)
+		in.queuePromote(batch, inboxsql.Promote, orderingKey, &promoted)
 	})
 	return promoted, err
 }

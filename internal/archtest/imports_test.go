@@ -20,6 +20,7 @@ const (
 	consumerPath = module + "/consumer"
 	webhookPath  = module + "/internal/webhook"
 	comparePath  = module + "/internal/reconcile" // what both sides of a reconciliation share
+	inboxSQLPath = module + "/internal/inboxsql"  // what receivers and the commands for an inbox run alike
 	cliPath      = module + "/internal/cli"
 	programPath  = module + "/cmd/outbox-relay"
 	pgxModule    = "github.com/jackc/pgx/v5"
@@ -213,14 +214,14 @@ func TestRoomsOfCommandsStandAlone(t *testing.T) {
 }
 
 // heavy returns what a light package needs beyond the standard library, pgx with all that pgx
-// itself needs, and the two contracts with relays.
+// itself needs, the two contracts with relays, and the statements that commands share.
 func heavy(needed []goPackage, pgx map[string]bool) (violations []string) {
+	light := []string{webhookPath, comparePath, inboxSQLPath}
 	for _, p := range needed {
-		roomOfConsumer := strings.HasPrefix(p.ImportPath, consumerPath+"/")
 		switch {
-		case p.ImportPath == outboxPath, p.ImportPath == consumerPath, p.ImportPath == webhookPath, p.ImportPath == comparePath, roomOfConsumer:
+		case p.ImportPath == outboxPath, slices.Contains(light, p.ImportPath), within(p.ImportPath, consumerPath):
 			for _, imported := range p.Imports {
-				if strings.Contains(imported, ".") && !strings.HasPrefix(imported+"/", pgxModule+"/") && imported != webhookPath && imported != comparePath && !strings.HasPrefix(imported+"/", consumerPath+"/") {
+				if strings.Contains(imported, ".") && !within(imported, pgxModule) && !slices.Contains(light, imported) && !within(imported, consumerPath) {
 					violations = append(violations, fmt.Sprintf("%s imports %s", p.ImportPath, imported))
 				}
 			}

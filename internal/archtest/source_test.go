@@ -189,7 +189,7 @@ func (s *source) isLibrary() bool {
 	if rest, ok := strings.CutPrefix(s.dir(), "consumer/"); ok && !s.isTest() {
 		return slices.Contains([]string{"inbox", "sqlconsumer", "store", "breaker", "consumertest", "natsconsumer", "kafkaconsumer"}, rest) || strings.HasPrefix(rest, "internal/")
 	}
-	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops", "internal/reconcile", "internal/reconcile/compare"}, s.dir()))
+	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops", "internal/inboxsql", "internal/reconcile", "internal/reconcile/compare"}, s.dir()))
 }
 
 // at formats one violation.

@@ -19,7 +19,7 @@ func isSQLFile(s *source) bool {
 	switch dir := s.dir(); {
 	case dir == "outbox":
 		return s.base() == "enqueue.go" || strings.HasPrefix(s.base(), "enqueue_")
-	case s.isEngine(), dir == "internal/inboxops", strings.HasPrefix(dir, "internal/reconcile"), dir == "consumer/inbox", dir == "consumer/internal/memory": // each room owns its SQL
+	case s.isEngine(), dir == "internal/inboxops", dir == "internal/inboxsql", strings.HasPrefix(dir, "internal/reconcile"), dir == "consumer/inbox", dir == "consumer/internal/memory": // each room owns its SQL
 		return s.base() == "store.go" || strings.HasPrefix(s.base(), "store_")
 	}
 	return false

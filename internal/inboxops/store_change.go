@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/inboxsql"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
@@ -67,44 +68,8 @@ func (o *Ops) change(ctx context.Context, statement string, found []candidate) (
 	return changed, err
 }
 
-// lockOrder, giveWay and promote are the statements of the package consumer by those names
-// (lockOrderSQL, giveWaySQL, promoteSQL): recording, finishing and replaying events of one ordering
-// key wait for each other. A test replays beside workers and recorders, and fails when the lock is
-// another one.
-const lockOrder = `
-SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
-
-// giveWay makes the event of a key that is due, but not being worked, wait again when an earlier
-// one waits: a replay, which is to go first.
-const giveWay = `
-UPDATE inbox_events e
-SET next_attempt_at = NULL
-WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::text
-  AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
-  AND EXISTS (SELECT FROM inbox_events w
-      WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text
-        AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
-        AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
-
-// promote makes the first waiting event of a key due, unless another one of the key is due or being
-// worked, or one that failed stands before it. Where receivers let failed events be skipped, their
-// workers promote it within half a minute.
-const promote = `
-UPDATE inbox_events e
-SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
-WHERE e.inbox_id = (
-    SELECT w.inbox_id
-    FROM inbox_events w
-    WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text
-      AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
-    ORDER BY w.sequence, w.inbox_id
-    LIMIT 1
-  )
-  AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.receiver = $1::text AND g.source = $2::text AND g.ordering_key = $3::text
-      AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
-  AND NOT EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
-      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id))`
+// lockOrder takes the lock of an ordering key, for which [pinSQL] bounds the wait.
+const lockOrder = `SELECT ` + inboxsql.KeyLock
 
 // releaseBatch is how many ordering keys one transaction releases: their recorders wait until it
 // ends.
@@ -137,15 +102,16 @@ func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, er
 }
 
 // releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that
-// each has a snapshot from after the lock: after giveWay no event of the key can begin to be
-// worked, and promote sees whether one began before.
+// each has a snapshot from after the lock: after GiveWay no event of the key can begin to be
+// worked, and Promote sees whether one began before.
 func (o *Ops) releaseKeys(ctx context.Context, keys []changedKey) error {
 	err := o.write(ctx, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
 		for _, key := range keys {
-			for _, statement := range []string{lockOrder, giveWay, promote} {
-				batch.Queue(statement, key.Receiver, key.Source, key.OrderingKey)
-			}
+			batch.Queue(lockOrder, key.Receiver, key.Source, key.OrderingKey)
+			batch.Queue(inboxsql.GiveWay, key.Receiver, key.Source, key.OrderingKey)
+			// As if a failed event blocks its key. Where none does, workers promote within 30 s.
+			batch.Queue(inboxsql.PromoteByID, key.Receiver, key.Source, key.OrderingKey, true)
 		}
 		return tx.SendBatch(ctx, batch).Close()
 	})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/inboxsql"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
@@ -25,18 +26,7 @@ func estimateRows(ctx context.Context, tx pgx.Tx, s *Status) error {
 
 // Every part reads one index, at most $3 entries of it. The lag is the exact one also where not all
 // is counted: it is found by the first entry of each type.
-const selectSenderStatus = `
-WITH RECURSIVE kind AS (
-    (SELECT event_type FROM inbox_events
-     WHERE receiver = $1::text AND source = $2::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
-     ORDER BY event_type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT e.event_type FROM inbox_events e
-            WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
-              AND e.event_type > kind.event_type
-            ORDER BY e.event_type LIMIT 1)
-    FROM kind WHERE kind.event_type IS NOT NULL
-), lag AS (
+const selectSenderStatus = inboxsql.Kinds + `, lag AS (
     SELECT min(first.next_attempt_at) AS since
     FROM (SELECT event_type FROM kind WHERE event_type IS NOT NULL LIMIT 1000) kind CROSS JOIN LATERAL (
         SELECT e.next_attempt_at FROM inbox_events e

@@ -31,11 +31,11 @@ func TestSecurityReceiverIsNotHijacked(t *testing.T) {
 	before := pgtest.Pool(t, dsn)
 	pgtest.Exec(t, before, receivertest.Schema)
 	(&receivertest.Env{T: t, Pool: before}).Old("outbox", "old", 3)
-	decoys := pgtest.Hijack(t, dsn, "../..", "../../../migrations", "../../../outbox", "../../../internal/reconcile")
+	decoys := pgtest.Hijack(t, dsn, "../..", "../../../migrations", "../../../outbox", "../../../internal/reconcile", "../../../internal/inboxsql")
 
 	statements := pgtest.Statements(t, "../../..", "consumer", "consumer/inbox", "consumer/internal/memory", "consumer/sqlconsumer", "consumer/store", "outbox", "migrations",
-		"internal/reconcile")
-	for _, part := range append(decoys.WantUnusedIn(t, plain, statements), "consumer/inbox.recordHead", "consumer/inbox.kindsOfEvents", "consumer/internal/memory.admitHead",
+		"internal/reconcile", "internal/inboxsql")
+	for _, part := range append(decoys.WantUnusedIn(t, plain, statements), "consumer/inbox.recordHead", "internal/inboxsql.Kinds", "internal/inboxsql.promoteHead", "consumer/internal/memory.admitHead",
 		"consumer/internal/memory.LastHead", "internal/reconcile.doubledSQL", "internal/reconcile.missingSQL") {
 		delete(statements, part)
 	}
