@@ -1,7 +1,7 @@
 package relay
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -121,10 +121,10 @@ type Config struct {
 
 // withDefaults returns a copy in which every zero value is replaced by its default.
 func (c Config) withDefaults() Config {
-	setDefault(&c.PollInterval, DefaultPollInterval)
-	setDefault(&c.Lease, DefaultLease)
-	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
-	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
+	c.PollInterval = cmp.Or(c.PollInterval, DefaultPollInterval)
+	c.Lease = cmp.Or(c.Lease, DefaultLease)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, DefaultMaxInFlight)
 	c.Alerts = c.Alerts.WithDefaults()
 	c.Watching = c.Watching.WithDefaults()
 	c.Destinations = append([]post.Destination(nil), c.Destinations...)
@@ -132,20 +132,9 @@ func (c Config) withDefaults() Config {
 		c.Destinations[i] = c.Destinations[i].WithDefaults(c.Egress)
 	}
 	if len(c.Routes) == 0 {
-		all := Route{Event: "*"}
-		for _, d := range c.Destinations {
-			all.To = append(all.To, d.Name)
-		}
-		c.Routes = []Route{all}
+		c.Routes = []Route{{Event: "*", To: post.Names(c.Destinations)}}
 	}
 	return c
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Validate returns every mistake in the configuration, none if it can run. It does not look at
@@ -230,14 +219,10 @@ func (v *validator) promise(path string, d post.Destination, lease time.Duration
 
 // complete returns a configuration with its defaults, or every mistake in it as joined Problems.
 func complete(cfg Config) (Config, error) {
-	var mistakes []error
-	if cfg.Pool == nil {
-		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
-	}
-	for _, problem := range cfg.Validate() {
-		mistakes = append(mistakes, problem)
-	}
-	if err := errors.Join(mistakes...); err != nil {
+	var mistakes check.Problems
+	mistakes.Require(cfg.Pool != nil, "database.url", "is not set")
+	mistakes.Add(cfg.Validate())
+	if err := check.Join(mistakes); err != nil {
 		return Config{}, err
 	}
 	cfg = cfg.withDefaults()

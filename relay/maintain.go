@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
@@ -88,11 +89,7 @@ func (r *Relay) writeHistory(ctx context.Context) {
 	if r.cfg.History == nil {
 		return
 	}
-	var names []string
-	for _, d := range r.config().Destinations {
-		names = append(names, d.Name)
-	}
-	if err := r.cfg.History.Flush(ctx, r.chores, names); err != nil && ctx.Err() == nil {
+	if err := r.cfg.History.Flush(ctx, r.chores, post.Names(r.config().Destinations)); err != nil && ctx.Err() == nil {
 		r.databaseError("write history", err)
 	}
 }

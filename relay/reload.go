@@ -9,9 +9,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
@@ -147,11 +149,7 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 	}
 	later = r.cfg.restarts(&cfg)
 	cfg.stay(&r.cfg)
-	var mistakes []error
-	for _, problem := range cfg.Validate() {
-		mistakes = append(mistakes, problem)
-	}
-	if err := errors.Join(mistakes...); err != nil {
+	if err := check.Join(cfg.Validate()); err != nil {
 		return nil, nil, fmt.Errorf("with %s, which stays what it is until a restart: %w", strings.Join(later, " and "), err)
 	}
 	return &cfg, later, nil
@@ -219,11 +217,7 @@ const withdrawTimeout = 2 * time.Second
 
 // applyRoutes records what a configuration serves and routes. The caller holds r.reloads.mu.
 func (r *Relay) applyRoutes(ctx context.Context, relayID int32, cfg *Config) (routes.Change, error) {
-	var destinations []string
-	for _, d := range cfg.Destinations {
-		destinations = append(destinations, d.Name)
-	}
-	return r.reloads.keeper.Apply(ctx, relayID, destinations, cfg.Routes)
+	return r.reloads.keeper.Apply(ctx, relayID, post.Names(cfg.Destinations), cfg.Routes)
 }
 
 // withdrawRoutes takes this relay's routes back as soon as it takes no events any more. Until its

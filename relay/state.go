@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // ErrNotRegistered says that the relay is not registered in its database, or not any more.
@@ -90,9 +92,5 @@ func (r *Relay) CountBacklog(ctx context.Context, limit int) (Backlog, error) {
 	if !r.alive() {
 		return Backlog{}, ErrNotRegistered
 	}
-	var names []string
-	for _, d := range r.config().Destinations {
-		names = append(names, d.Name)
-	}
-	return r.watcher.CountBacklog(ctx, names, limit)
+	return r.watcher.CountBacklog(ctx, post.Names(r.config().Destinations), limit)
 }

@@ -1,7 +1,10 @@
 // Package check collects the mistakes in a configuration, each with the path of its setting.
 package check
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // A Problem is one mistake in a configuration.
 type Problem struct {
@@ -28,6 +31,15 @@ func (all *Problems) Refuse(path, text string) {
 	if text != "" {
 		*all = append(*all, Problem{Path: path, Text: text})
 	}
+}
+
+// Join returns the problems as one error, nil if there are none.
+func Join(all []Problem) error {
+	mistakes := make([]error, len(all))
+	for i, problem := range all {
+		mistakes[i] = problem
+	}
+	return errors.Join(mistakes...)
 }
 
 // Add adds the problems of a part.

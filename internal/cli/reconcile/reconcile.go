@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -102,7 +103,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	}
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		begun := time.Now()
-		o := compare.Options{Destinations: names(chosen), Settle: settle, Keeps: c.Relay.Retention.DeleteAfter, Limit: cmd.Limit, Progress: progress(inv)}
+		o := compare.Options{Destinations: post.Names(chosen), Settle: settle, Keeps: c.Relay.Retention.DeleteAfter, Limit: cmd.Limit, Progress: progress(inv)}
 		if o.Since, _, err = since.Bounds(ctx, outbox); err != nil {
 			return err
 		}
@@ -144,9 +145,9 @@ func (cmd Command) choose(inv *cli.Invocation, c *config.Config) (chosen []relay
 	all := c.Relay.Destinations
 	if len(cmd.Destination) == 0 {
 		if len(all) != 1 {
-			return nil, cli.Usagef("--destination: there are %d destinations; name the one that leads to the receiver: %s", len(all), strings.Join(names(all), ", "))
+			return nil, cli.Usagef("--destination: there are %d destinations; name the one that leads to the receiver: %s", len(all), strings.Join(post.Names(all), ", "))
 		}
-		cmd.Destination = names(all)
+		cmd.Destination = post.Names(all)
 	}
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(cmd.Destination))) {
 		i := slices.IndexFunc(all, func(d relay.Destination) bool { return d.Name == name })
@@ -154,7 +155,7 @@ func (cmd Command) choose(inv *cli.Invocation, c *config.Config) (chosen []relay
 		case i >= 0:
 			chosen = append(chosen, all[i])
 		case cmd.URL != "":
-			return nil, cli.Usagef("--destination: %s is not configured, and its secrets sign the questions; there are %s", settings.Quote(name), strings.Join(names(all), ", "))
+			return nil, cli.Usagef("--destination: %s is not configured, and its secrets sign the questions; there are %s", settings.Quote(name), strings.Join(post.Names(all), ", "))
 		default: // one of another configuration of the same database
 			chosen = append(chosen, relay.Destination{Name: name})
 		}
@@ -163,13 +164,6 @@ func (cmd Command) choose(inv *cli.Invocation, c *config.Config) (chosen []relay
 		}
 	}
 	return chosen, nil
-}
-
-func names(destinations []relay.Destination) (all []string) {
-	for _, d := range destinations {
-		all = append(all, d.Name)
-	}
-	return all
 }
 
 // progress returns what shows a person how far the command is; nil: nobody watches.

@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/metrics"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -31,12 +32,8 @@ func openMonitor(ctx context.Context, c *config.Config, version string) (m monit
 	if m.server == nil {
 		return m, err
 	}
-	var names []string
-	for _, d := range c.Relay.Destinations {
-		names = append(names, d.Name)
-	}
 	cfg := metrics.Config{
-		Version: version, Destinations: names, Most: c.MetricsDestinations, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
+		Version: version, Destinations: post.Names(c.Relay.Destinations), Most: c.MetricsDestinations, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
 	}
 	if len(c.Outboxes) > 0 {
 		m.several = metrics.NewSeveral(cfg)

@@ -115,6 +115,14 @@ func (d Destination) Problems(path string) []check.Problem {
 
 const urlExample = "write one such as https://logistics.internal/webhooks/finance"
 
+// Names returns the names of destinations, in their order.
+func Names(destinations []Destination) (names []string) {
+	for _, d := range destinations {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
 // urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that
 // may be a credential, which with an '@' is also what stands where a scheme or a port belongs:
 // user:secret@host, http://user:4242/x@host.
