@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The environment by which a test makes the test binary play one process of a receiver.
@@ -84,9 +85,8 @@ func (p *Player) Serve(handler http.Handler) {
 
 // Process is a role, seen from its test.
 type Process struct {
-	Cmd   *exec.Cmd
+	*testkit.Child
 	stdin io.WriteCloser
-	Ended chan struct{} // closed when the process is gone and all its lines have been passed on
 
 	mu    sync.Mutex // guards stdin once the process runs
 	Lines chan string
@@ -99,26 +99,16 @@ func Launch(ctx context.Context, role, dsn string, each func(line string), setti
 	if err != nil {
 		return nil, fmt.Errorf("find the test binary: %w", err)
 	}
-	p := &Process{Cmd: exec.CommandContext(ctx, binary), Ended: make(chan struct{})}
-	p.Cmd.Env = append(os.Environ(), append(settings, roleName+"="+role, roleDSN+"="+dsn)...)
-	p.Cmd.Stderr = os.Stderr
-	out, err := p.Cmd.StdoutPipe()
-	if err != nil {
+	cmd := exec.CommandContext(ctx, binary)
+	cmd.Env = append(os.Environ(), append(settings, roleName+"="+role, roleDSN+"="+dsn)...)
+	cmd.Stderr = os.Stderr
+	p := &Process{}
+	if p.stdin, err = cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("open pipe: %w", err)
 	}
-	if p.stdin, err = p.Cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("open pipe: %w", err)
-	}
-	if err := p.Cmd.Start(); err != nil {
+	if p.Child, err = testkit.StartChild(cmd, cmd.StdoutPipe, each); err != nil {
 		return nil, fmt.Errorf("start role %s: %w", role, err)
 	}
-	go func() {
-		defer close(p.Ended)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			each(lines.Text())
-		}
-		_ = p.Cmd.Wait() // how it ended is asked for when it matters
-	}()
 	return p, nil
 }
 

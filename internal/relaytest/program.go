@@ -1,7 +1,6 @@
 package relaytest
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A Program is the outbox-relay that make builds, with a configuration file. Its commands are real
@@ -65,11 +66,10 @@ func (p *Program) command(args ...string) *exec.Cmd {
 // A Running is a relay in its own process.
 type Running struct {
 	testing.TB
-	cmd *exec.Cmd
+	child *testkit.Child
 
 	mu    sync.Mutex
 	lines []LogLine
-	ended chan struct{}
 }
 
 // A LogLine is what a relay has logged.
@@ -83,35 +83,31 @@ type LogLine struct {
 // Run starts a relay, which is stopped in order at the end of the test, and must exit with 0 then.
 func (p *Program) Run() *Running {
 	p.Helper()
-	r := &Running{TB: p.TB, cmd: p.command("run"), ended: make(chan struct{})}
-	out, err := r.cmd.StderrPipe()
-	Must(p, err)
-	Must(p, r.cmd.Start())
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		defer close(r.ended)
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var line LogLine
-			if json.Unmarshal(lines.Bytes(), &line) != nil {
-				line.Message = lines.Text()
-			}
-			r.mu.Lock()
-			r.lines = append(r.lines, line)
-			r.mu.Unlock()
+	r := &Running{TB: p.TB}
+	cmd := p.command("run")
+	var err error
+	r.child, err = testkit.StartChild(cmd, cmd.StderrPipe, func(text string) {
+		var line LogLine
+		if json.Unmarshal([]byte(text), &line) != nil {
+			line.Message = text
 		}
+		r.mu.Lock()
+		r.lines = append(r.lines, line)
+		r.mu.Unlock()
 	})
+	Must(p, err)
 	p.Cleanup(func() {
-		_ = r.cmd.Process.Signal(syscall.SIGTERM)
-		reading.Wait()
-		if err := r.cmd.Wait(); err != nil {
-			p.Errorf("the relay ended with %v", err)
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		<-r.child.Ended
+		if r.child.Err != nil {
+			p.Errorf("the relay ended with %v", r.child.Err)
 		}
 	})
 	return r
 }
 
 // Reload makes the relay read its configuration again.
-func (r *Running) Reload() { Must(r, r.cmd.Process.Signal(syscall.SIGHUP)) }
+func (r *Running) Reload() { Must(r, r.child.Cmd.Process.Signal(syscall.SIGHUP)) }
 
 // Logs waits for a line about a destination with a message, and with an error or a warning that
 // contains a text.
@@ -125,7 +121,7 @@ func (r *Running) Logs(destination, message, text string) {
 	}()
 	Eventually(r, "a line about "+destination, func() bool {
 		select {
-		case <-r.ended:
+		case <-r.child.Ended:
 			r.Fatalf("the relay has ended: %+v", r.lines)
 		default:
 		}

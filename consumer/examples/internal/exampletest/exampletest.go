@@ -3,7 +3,6 @@
 package exampletest
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -54,9 +52,7 @@ type Example struct {
 	url     string
 	client  *http.Client
 	log     testkit.Buffer
-	process *exec.Cmd  // nil when it has been stopped
-	ended   chan error // what it ended with
-	reader  sync.WaitGroup
+	process *testkit.Child // nil when it has been stopped
 }
 
 // listening finds what an example logs when it is ready: its address, or the log that it reads.
@@ -87,32 +83,23 @@ func (e *Example) Again() {
 	e.t.Helper()
 	program, err := os.Executable()
 	pgtest.Must(e.t, err)
-	process := exec.Command(program) //nolint:gosec // this very test binary
-	process.Env = append(os.Environ(), e.env...)
-	process.Stdout = os.Stdout
-	stderr, err := process.StderrPipe()
-	if err == nil {
-		err = process.Start()
-	}
-	pgtest.Must(e.t, err)
-	address, ended := make(chan string, 1), make(chan error, 1)
-	e.process, e.ended = process, ended
-	e.reader.Go(func() {
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			_, _ = io.WriteString(&e.log, lines.Text()+"\n")
-			if found := listening.FindStringSubmatch(lines.Text()); found != nil {
-				address <- found[1]
-			}
+	cmd := exec.Command(program) //nolint:gosec // this very test binary
+	cmd.Env = append(os.Environ(), e.env...)
+	cmd.Stdout = os.Stdout
+	address := make(chan string, 1)
+	e.process, err = testkit.StartChild(cmd, cmd.StderrPipe, func(line string) {
+		_, _ = io.WriteString(&e.log, line+"\n")
+		if found := listening.FindStringSubmatch(line); found != nil {
+			address <- found[1]
 		}
-		ended <- process.Wait()
 	})
+	pgtest.Must(e.t, err)
 	select {
 	case found := <-address:
 		e.url = "http://" + found
 		return
-	case err := <-ended:
-		ended <- err
-		e.t.Errorf("the example ended at once: %v", err)
+	case <-e.process.Ended:
+		e.t.Errorf("the example ended at once: %v", e.process.Err)
 	case <-time.After(patience):
 		e.t.Error("the example does not listen")
 	}
@@ -127,16 +114,16 @@ func (e *Example) Stop() {
 	if e.process == nil {
 		return
 	}
-	defer e.reader.Wait()
-	_ = e.process.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, which Wait reports
+	_ = e.process.Cmd.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, which Err reports
 	select {
-	case err := <-e.ended:
-		if err != nil {
+	case <-e.process.Ended:
+		if err := e.process.Err; err != nil {
 			e.t.Errorf("the example ended with %v", err)
 		}
 	case <-time.After(patience):
 		e.t.Error("the example does not stop")
-		_ = e.process.Process.Kill()
+		_ = e.process.Cmd.Process.Kill()
+		<-e.process.Ended
 	}
 	e.process = nil
 	if e.t.Failed() {
@@ -314,7 +301,7 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	}
 	send("INV-3", "1")
 	e.Await("SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'shipments'::regclass AND NOT granted)")
-	_ = e.process.Process.Signal(syscall.SIGTERM) // Stop sees that it ends
+	_ = e.process.Cmd.Process.Signal(syscall.SIGTERM) // Stop sees that it ends
 	pgtest.Must(t, tx.Rollback(t.Context()))
 	e.Stop()
 	if n := e.Count("SELECT count(*) FROM shipments"); n != 3 {
