@@ -11,7 +11,7 @@ import (
 
 // What may be removed the function decides itself.
 const pruneRange = `
-SELECT (p->>'next_page')::bigint, (p->>'finished')::boolean, (p->>'removed')::bigint, (p->>'announced')::bigint
+SELECT (p->>'next_page'::text)::bigint, (p->>'finished'::text)::boolean, (p->>'removed'::text)::bigint, (p->>'announced'::text)::bigint
 FROM inbox_prune(nullif($1::text, ''), $2::bigint, $3::integer, make_interval(secs => $4::float8), $5::boolean) p`
 
 // prunedBatch is what one transaction did.

@@ -84,7 +84,7 @@ SELECT NOT EXISTS (
       AND l.classid::bigint << 32 | l.objid::bigint = ` + KeyLock + `
       AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT')
       AND (NOT (SELECT relrowsecurity FROM pg_class WHERE oid = 'processed_events'::regclass::oid)
-           OR EXISTS (SELECT FROM pg_roles r WHERE (right(r.rolname, 14) = 'inbox_receiver' OR right(r.rolname, 15 + length($1::text)) = 'inbox_receiver_' || $1::text) AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))))`
+           OR EXISTS (SELECT FROM pg_roles r WHERE (right(r.rolname::text, 14) = 'inbox_receiver' OR right(r.rolname::text, 15 + length($1::text)) = 'inbox_receiver_' || $1::text) AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))))`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows
 // from when it was created may be gone. It needs no lock, because a row is removed only after it

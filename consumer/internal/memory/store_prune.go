@@ -11,7 +11,7 @@ import (
 // forgetSQL announces and removes in one range of pages. What may be removed the function decides
 // itself, because others call it as well: a relay does in its own database.
 const forgetSQL = `
-SELECT (p->>'next_page')::bigint, (p->>'finished')::boolean, (p->>'removed')::integer, (p->>'announced')::integer
+SELECT (p->>'next_page'::text)::bigint, (p->>'finished'::text)::boolean, (p->>'removed'::text)::integer, (p->>'announced'::text)::integer
 FROM inbox_prune($1::text, $2::bigint, $3::integer, make_interval(secs => $4::float8), false) p`
 
 // pruneBatch is what one transaction did.
