@@ -156,24 +156,6 @@ func TestLargePayloadsArriveByteForByte(t *testing.T) {
 	}
 }
 
-// A future available_at is a delivery that is not due yet; a later one of another event is not held
-// up by it.
-func TestEventsOfTheFutureWait(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	rc := relaytest.NewReceiver(t, nil)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'future', now() + interval '1 hour')`)
-	db.Insert(1, "now")
-	r := start(t, config(db, to(rc.URL)))
-	r.settles(t, policy.Delivered, 1)
-	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	if keys := rc.Keys(); len(keys) != 1 || keys[0] != "now-1" {
-		t.Errorf("%v", keys)
-	}
-	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending'`)
-	r.settles(t, policy.Delivered, 2)
-}
-
 // One event to two destinations is two deliveries, and what one answers does not concern the other.
 func TestDestinationsAreIndependent(t *testing.T) {
 	t.Parallel()

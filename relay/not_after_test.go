@@ -77,24 +77,6 @@ func TestPromiseIsKept(t *testing.T) {
 	}
 }
 
-// A relay that is killed between a request and its settle leaves the promise behind: the next one
-// gives no other.
-func TestPromiseOutlivesItsRelay(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	g, rc := relaytest.NewGated(t)
-	db.Insert(1, "key")
-	victim, said := startProcess(t, db.DSN, rc.URL)
-	said("claimed")
-	<-g.Arrived
-	rc.Kill(t, victim)
-	g.Open()
-	start(t, config(db, to(rc.URL))).settles(t, policy.Delivered, 1)
-	if promises := promises(rc); len(promises) != 2 || promises[0] != promises[1] || promises[0] == "" {
-		t.Errorf("the requests say %q", promises)
-	}
-}
-
 // What is pending when its promise ends, or so shortly before that a request could outlast it, is
 // never sent. It fails with an alert that says what to do, and a replay makes its own promise.
 func TestNothingIsSentPastItsPromise(t *testing.T) {

@@ -322,24 +322,6 @@ func TestStopInTheMiddleOfARun(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 40))
 }
 
-// A relay is killed in the middle of a run. Its successor begins with what was in flight.
-func TestKillInTheMiddleOfARun(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	g, rc := relaytest.NewGated(t, "k-5")
-	db.InsertKeyed("k", 1, 40)
-	victim, said := startProcess(t, db.DSN, rc.URL)
-	said("claimed")
-	<-g.Arrived
-	relaytest.Becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	rc.Kill(t, victim)
-	_ = victim.Wait()
-	g.Open()
-	r := start(t, config(db, to(rc.URL)))
-	r.settles(t, policy.Delivered, 36)
-	wantSent(t, rc, "k", numbers(1, 5)+" "+numbers(5, 40))
-}
-
 // A relay stands still for longer than its lease, in the middle of a run, while another sends all
 // of it. When it continues it still believes in its lease. It may send again what was sent, and
 // changes nothing by that.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -102,14 +103,15 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 	testkit.Equal(t, "failures in the alert", relaytest.Row[int](db, `SELECT count FROM outbox_alert WHERE rule = 'failed' AND subject = 'default'`), len(poison))
 }
 
-// What breaks a rule has its row however long its values are: a range whose event could not have
-// one would never end.
+// What breaks a rule has its row, which names the rule, however long its values are: a range whose
+// event could not have one would never end.
 func TestValuesOfAnyLengthHaveTheirRow(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	const long = `(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 100) i)` // does not get shorter when it is compressed
 	for column, value := range map[string]string{
 		"ordering_key": long, "related_reference": long, "headers": `jsonb_build_object('h', repeat('x', 10000))`, "payload": `to_json(repeat('x', 1100000))`,
+		"available_at": `'infinity'::timestamptz`,
 	} {
 		columns := map[string]string{"event_type": "'t'", "payload": "'1'", "idempotency_key": "'" + column + "'"}
 		columns[column] = value
@@ -122,11 +124,15 @@ func TestValuesOfAnyLengthHaveTheirRow(t *testing.T) {
 	}
 	db.Insert(3, "good")
 	rc := relaytest.NewReceiver(t, nil)
-	r := start(t, config(db, to(rc.URL)))
+	cfg := config(db, to(rc.URL))
+	cfg.History = history.New()
+	r := start(t, cfg)
 	r.settles(t, policy.Delivered, 3)
-	r.settles(t, policy.Fail, 4)
+	r.settles(t, policy.Fail, 5)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
-	testkit.Equal(t, "failed as invalid_event", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND attempts = 0`), 4)
+	testkit.Equal(t, "failed as invalid_event", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND attempts = 0 AND last_error LIKE '%the rule outbox\_%'`), 5)
+	testkit.Equal(t, "failures in the history", cfg.History.Unwritten()[history.Key{Destination: "default", EventType: "t"}].Failed, 5)
+	relaytest.Becomes(db, 5, `SELECT count FROM outbox_alert WHERE rule = 'failed'`)
 	testkit.Equal(t, "bytes", relaytest.Row[int](db, `SELECT max(payload_bytes) FROM outbox_delivery`), 1_100_002)
 }
 
@@ -253,23 +259,6 @@ func TestEventDeletedWhileItsLargePayloadWaits(t *testing.T) {
 	if got := relaytest.Row[string](db, `SELECT last_reason FROM outbox_delivery`); got != "event_missing" || rc.Total() != 0 {
 		t.Errorf("%s, %d requests", got, rc.Total())
 	}
-}
-
-// A destination that this relay does not know, or knows no more, keeps its deliveries.
-func TestUnknownDestinationsWait(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t, "default", "retired")
-	db.Insert(3, "key")
-	rc := relaytest.NewReceiver(t, nil)
-	cfg := config(db, to(rc.URL))
-	r := start(t, cfg)
-	r.settles(t, policy.Delivered, 3)
-	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	if got := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'retired' AND status = 'pending' AND claim = 0`); got != 3 {
-		t.Errorf("%d of 3 wait", got)
-	}
-	// The configuration is the truth about routes.
-	testkit.Equal(t, "destinations of routes", relaytest.Row[string](db, `SELECT string_agg(destination, ',') FROM outbox_route`), "default")
 }
 
 // A delivery that takes its relays with it is set aside, and alerted, without being sent again.

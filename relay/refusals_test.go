@@ -64,6 +64,10 @@ func TestOrderHoldsUnderSustainedRefusals(t *testing.T) {
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status <> 'delivered'`); n > 0 {
 		t.Errorf("%d deliveries are left", n)
 	}
+	l := r.lane("default")
+	if until := l.EarliestClaim(time.Now(), DefaultLease); l.State().RateLimit != 0 || !until.IsZero() {
+		t.Errorf("paced to %g a second, closed until %s", l.State().RateLimit, until)
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	for key := range keys {

@@ -139,39 +139,6 @@ func TestLockedRowOfADeadRelayIsSentLater(t *testing.T) {
 	r.settles(t, policy.Delivered, 10)
 }
 
-// A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s,
-// another one takes over, and nothing that it does when it continues overwrites what the other one
-// wrote.
-func TestFrozenRelayIsRescued(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	g, rc := relaytest.NewGated(t)
-	db.Insert(3, "key")
-	frozen, said := startProcess(t, db.DSN, rc.URL)
-	said("claimed")
-	for range 3 {
-		<-g.Arrived
-	}
-	relaytest.Must(t, frozen.Process.Signal(syscall.SIGSTOP))
-	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
-	cfg := config(db, to(rc.URL))
-	cfg.Lease = time.Hour
-	survivor := prepared(t, cfg)
-	survivor.session.WatchFor = time.Nanosecond
-	survivor.begin()
-	survivor.settles(t, policy.Delivered, 3)
-	before := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
-	g.Open()
-	relaytest.Must(t, frozen.Process.Signal(syscall.SIGCONT))
-	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_relay`) // it has noticed, and registered again
-	db.Insert(3, "then")
-	relaytest.Becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	after := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 3 ORDER BY event_id`)
-	if strings.Join(before, "\n") != strings.Join(after, "\n") {
-		t.Errorf("the frozen relay overwrote %v with %v", before, after)
-	}
-}
-
 // A relay freezes while the server sends it a large claim. The claim is still open then: it keeps
 // its deliveries locked, and its relay's row, which a rescue needs.
 func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {

@@ -2,13 +2,10 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
@@ -208,16 +205,4 @@ func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	relaytest.Must(t, relay.Run(ctx))
-}
-
-// What waiting cannot fix is an error that says what to do.
-func TestRunRefusesAnotherSchema(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	db.Exec(`DELETE FROM outbox_schema_version WHERE version_id = (SELECT max(version_id) FROM outbox_schema_version)`)
-	relay, err := New(config(db, to("http://receiver.test/")))
-	relaytest.Must(t, err)
-	if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
-		t.Errorf("%v", err)
-	}
 }

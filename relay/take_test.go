@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -175,23 +172,6 @@ func TestKeysKeepTheirOrderInRanges(t *testing.T) {
 	}
 }
 
-// A new event of a paused destination becomes pending, and is sent when the destination is resumed.
-func TestNewEventsOfAPausedDestination(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	rc := relaytest.NewReceiver(t, nil)
-	r := start(t, config(db, to(rc.URL)))
-	db.Insert(1, "first")
-	r.settles(t, policy.Delivered, 1)
-	db.Exec(`INSERT INTO outbox_destination AS d (destination, paused, paused_at) VALUES ('default', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
-	db.Insert(3, "paused")
-	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL`)
-	testkit.Equal(t, "requests", rc.Total(), 1)
-	db.Exec(`UPDATE outbox_destination SET paused = false, paused_at = NULL`)
-	db.Insert(1, "last")
-	r.settles(t, policy.Delivered, 5)
-}
-
 // A route applies to the events that commit after it, and parked ones are released.
 func TestRouteAppliesAtOnce(t *testing.T) {
 	t.Parallel()
@@ -209,41 +189,6 @@ func TestRouteAppliesAtOnce(t *testing.T) {
 	relaytest.Becomes(db, 20, `SELECT count(*) FROM outbox_delivery WHERE destination = 'default' AND status = 'delivered' AND event_id > 1`)
 }
 
-// A relay takes events for destinations that only another one serves.
-func TestEventsForAnotherRelay(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t, "a", "b")
-	rc := relaytest.NewReceiver(t, nil)
-	a, b := rarely(config(db, named("a", to(rc.URL)))), rarely(config(db, named("b", to(rc.URL))))
-	ra, rb := start(t, a), start(t, b)
-	ra.relayID()
-	rb.relayID() // both routes are stored
-	for range 10 {
-		before := relaytest.Row[int](db, `SELECT count(*) FROM outbox`)
-		db.Insert(1, fmt.Sprint("key", before))
-		ra.settles(t, policy.Delivered, before+1)
-		rb.settles(t, policy.Delivered, before+1)
-	}
-}
-
-// An event that breaks a rule which no domain keeps fails, under the name of the rule.
-func TestEventThatBreaksARuleFails(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	rc := relaytest.NewReceiver(t, nil)
-	cfg := config(db, to(rc.URL))
-	cfg.History = history.New()
-	r := start(t, cfg)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '{}', 'bad', '{"content-length": "1"}')`)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'never', 'infinity')`)
-	db.Insert(1, "good")
-	r.settles(t, policy.Delivered, 1)
-	r.settles(t, policy.Fail, 2)
-	testkit.Equal(t, "failures in the history", cfg.History.Unwritten()[history.Key{Destination: "default", EventType: "t"}].Failed, 2)
-	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND last_error LIKE '%the rule outbox\_%'`)
-	relaytest.Becomes(db, 2, `SELECT count FROM outbox_alert WHERE rule = 'failed'`)
-}
-
 // A payload that is too large fails the event under the rule's name, also if the event got its row
 // before the payload was read.
 func TestTooLargePayloadFailsWhenItIsLoaded(t *testing.T) {
@@ -257,18 +202,23 @@ func TestTooLargePayloadFailsWhenItIsLoaded(t *testing.T) {
 	testkit.Equal(t, "sent", rc.Keys(), []string{"fits"})
 }
 
-// An event of the future is not sent early, and is sent in time.
+// An event of the future is not sent early, and is sent in time. One that is due does not wait for
+// it.
 func TestEventOfTheFutureBecomesPending(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'soon', now() + interval '2 seconds'), ('t', '{}', 'later', now() + interval '1 hour')`)
+	db.Insert(1, "now")
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND next_attempt_at > now() + interval '30 minutes'`)
-	r.settles(t, policy.Delivered, 1)
+	r.settles(t, policy.Delivered, 2)
 	if early := relaytest.Row[bool](db, `SELECT bool_or(d.last_attempt_at < o.available_at) FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id`); early {
 		t.Error("it was sent early")
 	}
+	testkit.Equal(t, "sent", rc.Keys(), []string{"now-1", "soon"})
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending'`)
+	r.settles(t, policy.Delivered, 3)
 }
 
 // A backlog that no relay has taken is delivered in whole, with keys and without, beside a
@@ -291,35 +241,6 @@ func TestBacklogIsTaken(t *testing.T) {
 	}
 }
 
-// A killed relay's ranges are taken over.
-func TestKilledRelaysRangesAreTakenOver(t *testing.T) {
-	t.Parallel()
-	const events = 200
-	db := relaytest.New(t)
-	g, rc := relaytest.NewGated(t)
-	victim, _ := startProcess(t, db.DSN, rc.URL)
-	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
-	tx, err := db.Pool.Begin(t.Context())
-	relaytest.Must(t, err)
-	for i := range events {
-		_, err := tx.Exec(t.Context(), insertKeyedEvent, fmt.Sprint("key-", i), fmt.Sprint("k", i%7))
-		relaytest.Must(t, err)
-	}
-	relaytest.Must(t, tx.Commit(t.Context()))
-	<-g.Arrived
-	rc.Kill(t, victim)
-	g.Open()
-	survivor := start(t, config(db, to(rc.URL)))
-	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
-	relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	rangesEnd(db)
-	for key, n := range counted(rc.Keys()) {
-		if n > 2 {
-			t.Errorf("%s came %d times", key, n)
-		}
-	}
-}
-
 // A relay that stops gives back what it has not sent.
 func TestStopGivesBackWhatIsInHand(t *testing.T) {
 	t.Parallel()
@@ -339,31 +260,6 @@ func TestStopGivesBackWhatIsInHand(t *testing.T) {
 	rangesEnd(db)
 	testkit.Equal(t, "given back", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`), 10)
 	start(t, config(db, d)).settles(t, policy.Delivered, 10)
-}
-
-// A key whose head has failed for good holds what follows, in the range and in later ones.
-func TestFailedHeadHoldsNewEvents(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
-		if r.Key == "k-1" {
-			w.WriteHeader(http.StatusBadRequest)
-		}
-	})
-	r := start(t, config(db, to(rc.URL)))
-	batch := &pgx.Batch{}
-	for i := 1; i <= 5; i++ {
-		batch.Queue(insertKeyedEvent, fmt.Sprint("k-", i), "k")
-	}
-	relaytest.Must(t, db.Pool.SendBatch(t.Context(), batch).Close())
-	r.settles(t, policy.Fail, 1)
-	db.Exec(insertKeyedEvent, "k-6", "k")
-	db.Insert(1, "other")
-	r.settles(t, policy.Delivered, 1)
-	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
-	if n := rc.Total(); n != 2 {
-		t.Errorf("%d requests: %v", n, rc.Keys())
-	}
 }
 
 // A receiver that was fast and stops answering keeps no new event from other destinations.

@@ -54,32 +54,3 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 	r.reload(cfg)
 	relaytest.Becomes(db, 2*waiting-refused, `SELECT count(*)::int FROM outbox_delivery WHERE destination = 'default' AND status = 'delivered' AND attempts = 1`)
 }
-
-// A receiver refuses every 16th request, and asks to come back after an hour. Each refused event
-// waits that long, and no other waits with it: all others are delivered at the first attempt.
-func TestShareOfRefusalsClosesNoLane(t *testing.T) {
-	t.Parallel()
-	const events, every = 400, 16
-	db := relaytest.Covered(t)
-	var requests atomic.Int64
-	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {
-		if requests.Add(1)%every == 0 {
-			w.Header().Set("Retry-After", "3600")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	})
-	d := post.Destination{Name: "default", URL: rc.URL}
-	r := start(t, config(db, d))
-	db.Insert(1, "first") // a refusal that is the first answer of all is a stop
-	r.settles(t, policy.Delivered, 1)
-	db.Insert(events-1, "key")
-	r.settles(t, policy.Delivered, events-events/every)
-	r.settles(t, policy.Retry, events/every)
-	l := r.lane("default")
-	if until := l.EarliestClaim(time.Now(), DefaultLease); l.State().RateLimit != 0 || !until.IsZero() {
-		t.Errorf("paced to %g a second, closed until %s", l.State().RateLimit, until)
-	}
-	if !relaytest.Row[bool](db, `SELECT bool_and(next_attempt_at > now() + interval '50 minutes') AND count(*) = $1 FROM outbox_delivery WHERE status = 'pending'`, events/every) {
-		t.Error("a refused event does not wait as its receiver asked")
-	}
-}

@@ -104,6 +104,8 @@ func TestStaleSettlementsChangeNothing(t *testing.T) {
 	if n := relaytest.Row[int](r.Database, `SELECT (SELECT count(*) FROM outbox_alert) + (SELECT count(*) FROM outbox_destination WHERE paused)`); n != 0 {
 		t.Error("they raised an alert, or paused the destination")
 	}
+	// These attempts were made all the same; the log has those that did not deliver.
+	testkit.Equal(t, "logged", relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_attempt ORDER BY event_id`), []int64{2, 4, 5})
 	if r.stale != len(of) || len(r.written) != len(of) || !strings.Contains(r.logged.String(), "settled too late") {
 		t.Errorf("%d stale, %d written: %s", r.stale, len(r.written), r.logged.String())
 	}
