@@ -2,11 +2,8 @@ package relay
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -116,60 +113,6 @@ func TestRangeEndsWhileItsDeliveriesAreInFlight(t *testing.T) {
 	g.Open()
 	r.settles(t, policy.Delivered, 5)
 	testkit.Equal(t, "requests", rc.Total(), 5)
-}
-
-// Whatever fails, the events of an ordering key are accepted in their order and once each, by
-// several relays.
-func TestKeysKeepTheirOrderInRanges(t *testing.T) {
-	t.Parallel()
-	for name, relays := range map[string]int{"one relay": 1, "three relays": 3} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := relaytest.New(t)
-			var mu sync.Mutex
-			accepted := map[string][]string{}
-			rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
-				mu.Lock()
-				defer mu.Unlock()
-				if r.Number == 1 && rand.IntN(5) == 0 {
-					w.WriteHeader(http.StatusInternalServerError)
-					return
-				}
-				if key, _, _ := strings.Cut(r.Key, "/"); !slices.Contains(accepted[key], r.Key) {
-					accepted[key] = append(accepted[key], r.Key)
-				}
-			})
-			d := to(rc.URL)
-			d.MaxInFlight = 8
-			d.Retry.MaxAttempts = 20
-			for i := range relays {
-				cfg := config(db, d)
-				cfg.Name = fmt.Sprint("relay", i)
-				start(t, cfg)
-			}
-			n := testsize.Of(400, 100)
-			var producers sync.WaitGroup
-			for k := range 6 {
-				producers.Go(func() {
-					for i := range n {
-						if _, err := db.Pool.Exec(t.Context(), insertKeyedEvent, fmt.Sprintf("k%d/%04d", k, i), fmt.Sprint("k", k)); err != nil {
-							t.Error(err)
-							return
-						}
-					}
-				})
-			}
-			producers.Wait()
-			relaytest.Becomes(db, 6*n, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-			mu.Lock()
-			defer mu.Unlock()
-			for key, list := range accepted {
-				if len(list) != n || !slices.IsSorted(list) {
-					t.Errorf("%s: %d events, sorted: %v", key, len(list), slices.IsSorted(list))
-				}
-			}
-		})
-	}
 }
 
 // A route applies to the events that commit after it, and parked ones are released.

@@ -26,7 +26,6 @@ func TestThroughPooler(t *testing.T) {
 		"independent destinations":  TestDestinationsAreIndependent,
 		"hold":                      TestHeldDeliveriesSpendNothing,
 		"new events":                TestEventsAreTakenAndWrittenOnce,
-		"new keys":                  TestKeysKeepTheirOrderInRanges,
 		"a range that ends":         TestRangeEndsWhileItsDeliveriesAreInFlight,
 		"a backlog of events":       TestBacklogIsTaken,
 		"a stop with events":        TestStopGivesBackWhatIsInHand,
