@@ -233,9 +233,7 @@ func TestRefusedClaimKeepsNoOther(t *testing.T) {
 	db.InsertKeyed("other", 1, 3)
 	db.Exec(`UPDATE outbox_delivery SET joined = NULL WHERE ordering_key = 'late'`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' + event_id * interval '1 ms'`)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$`)
-	db.Exec(`CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW
-		WHEN (OLD.destination = 'a' AND OLD.event_id IN (1, 3, 5)) EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE ON outbox_delivery", "OLD.destination = 'a' AND OLD.event_id IN (1, 3, 5)")
 	a, b := relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, named("a", to(a.URL)), named("b", to(b.URL))))
 	r.settles(t, policy.Delivered, 28+23)

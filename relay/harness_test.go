@@ -95,6 +95,17 @@ func prepared(t testing.TB, cfg Config) *running {
 	return r
 }
 
+// shortLease is shorter than a configuration may have it, for tests that wait until one ends.
+const shortLease = lane.SendMargin + time.Second
+
+func startWithLease(t testing.TB, cfg Config, lease time.Duration) *running {
+	t.Helper()
+	r := prepared(t, cfg)
+	r.cfg.Lease = lease
+	r.begin()
+	return r
+}
+
 func (r *running) begin() {
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.t.Context()))

@@ -174,9 +174,7 @@ func TestOrderIsPerDestination(t *testing.T) {
 func TestNothingPassesARefusedRow(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = 1 THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	db.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 1")
 	var accepts atomic.Bool
 	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
 		if r.Header.Get(webhook.OrderingKey) == "k" && !accepts.Load() {
@@ -184,12 +182,10 @@ func TestNothingPassesARefusedRow(t *testing.T) {
 		}
 	})
 	d := to(rc.URL)
-	d.Timeout = time.Second
-	cfg := config(db, d)
-	cfg.Lease = d.Timeout + leaseMargin
+	d.Timeout = 300 * time.Millisecond
 	db.InsertKeyed("k", 1, 1)
-	r := start(t, cfg)
-	relaytest.Becomes(db, true, `SELECT coalesce(min(taken_at) < now() - interval '7 seconds', false) FROM outbox_range WHERE ended_at IS NULL`)
+	r := startWithLease(t, config(db, d), shortLease)
+	relaytest.Becomes(db, true, `SELECT coalesce(min(taken_at) < now() - $1::interval, false) FROM outbox_range WHERE ended_at IS NULL`, shortLease+time.Second)
 	accepts.Store(true)
 	db.InsertKeyed("k", 2, 2)
 	db.Insert(1, "other")
@@ -207,19 +203,15 @@ func TestNothingPassesARefusedRow(t *testing.T) {
 func TestRefusedRowsStopOneLane(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t, "refused", "other")
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.destination = 'refused' THEN RAISE EXCEPTION 'not there'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	db.Refuse("INSERT ON outbox_delivery", "NEW.destination = 'refused'")
 	rc := relaytest.NewReceiver(t, nil)
 	d := named("refused", to(rc.URL))
-	d.Timeout, d.MaxInFlight, d.RateLimit = time.Second, 2, 4
+	d.Timeout, d.MaxInFlight, d.RateLimit = 300*time.Millisecond, 2, 4
 	rest := named("other", to(relaytest.NewReceiver(t, nil).URL))
 	rest.Timeout = d.Timeout
-	cfg := config(db, d, rest)
-	cfg.Lease = d.Timeout + leaseMargin
 	db.Insert(10, "early")
-	r := start(t, cfg)
-	relaytest.Becomes(db, true, `SELECT coalesce(min(taken_at) < now() - interval '7 seconds', false) FROM outbox_range WHERE ended_at IS NULL`)
+	r := startWithLease(t, config(db, d, rest), shortLease)
+	relaytest.Becomes(db, true, `SELECT coalesce(min(taken_at) < now() - $1::interval, false) FROM outbox_range WHERE ended_at IS NULL`, shortLease+time.Second)
 	db.Insert(3, "late")
 	r.settles(t, policy.Delivered, 13)
 	sent := rc.Keys()

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
@@ -14,7 +13,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // unconstrained drops everything that keeps odd rows out.
@@ -192,37 +190,6 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 	if _, err := ops.New(db.Pool).Status(t.Context(), ""); err != nil {
 		t.Errorf("status: %v", err)
 	}
-}
-
-// damage makes the server unable to write the outcome of the given events to a destination, as if a
-// page were damaged.
-func damage(db *relaytest.Database, destination string, upTo int) {
-	db.Helper()
-	db.Exec(fmt.Sprintf(`CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id <= %d AND NEW.destination = '%s' AND NEW.claimed_by IS NULL THEN
-				RAISE EXCEPTION 'invalid page in block 7 of relation base/1/2' USING ERRCODE = 'data_corrupted';
-			END IF;
-			RETURN NEW; END $$;
-		CREATE TRIGGER damaged BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION damaged()`, upTo, destination))
-}
-
-// Damaged rows fill a lane. It continues when their leases have ended.
-func TestDamagedRowsKeepNoLane(t *testing.T) {
-	testsize.Long(t)
-	t.Parallel()
-	db := relaytest.Covered(t)
-	const damaged = 10 // more than the lane holds
-	db.Insert(damaged, "bad")
-	damage(db, "default", damaged)
-	rc := relaytest.NewReceiver(t, nil)
-	d := to(rc.URL)
-	d.MaxInFlight, d.Timeout = 1, 100*time.Millisecond
-	cfg := config(db, d)
-	cfg.Lease = d.Timeout + leaseMargin
-	r := start(t, cfg)
-	relaytest.Eventually(t, "a full lane", func() bool { return rc.Total() >= 2 })
-	db.Insert(3, "good")
-	r.settles(t, policy.Delivered, 3)
 }
 
 // What is pending without its event cannot be sent; an alert says so to those who delete events.

@@ -30,10 +30,8 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 			rc := relaytest.NewReceiver(t, nil)
 			db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, ` + key + ` FROM generate_series(1, 3) i`)
 			d := to(rc.URL)
-			d.Timeout, d.RateLimit = time.Second, 0.25
-			cfg := config(db, d)
-			cfg.Lease = d.Timeout + leaseMargin
-			r := start(t, cfg)
+			d.Timeout, d.RateLimit = 500*time.Millisecond, 0.5
+			r := startWithLease(t, config(db, d), 3*time.Second)
 			r.settles(t, policy.Delivered, 3)
 			if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }); n > 2 {
 				t.Errorf("%d were claimed in vain", n)

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -9,27 +10,27 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// The database refuses the outcome of a key's head until the lease ends. Once it does not any more,
-// the key continues.
-func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
-	testsize.Long(t) // it waits for the end of a lease
+// Damaged rows, one of which is the head of a key, fill a lane. It continues when their leases have
+// ended, and the key continues once the rows can be written.
+func TestDamagedRowsKeepNeitherLaneNorKey(t *testing.T) {
+	testsize.Long(t) // it waits for the end of leases
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (NEW.status = 'delivered') EXECUTE FUNCTION refuse()`)
+	const damaged = 11 // more than the lane holds
 	db.InsertKeyed("k", 1, 1)
+	db.Insert(damaged-1, "bad")
+	db.Damage("UPDATE ON outbox_delivery", fmt.Sprint("NEW.claimed_by IS NULL AND NEW.event_id <= ", damaged))
 	d := to(rc.URL)
-	d.Timeout = time.Second
-	cfg := config(db, d)
-	cfg.Lease = d.Timeout + leaseMargin
-	r := start(t, cfg)
-	r.await(t, "a refused outcome", func(o *observer) bool { return o.failures["settle"] > 0 })
-	l := r.lane("default")
-	relaytest.Eventually(t, "the end of the lease", func() bool { return l.InFlight() == 0 })
+	d.MaxInFlight, d.Timeout = 1, 100*time.Millisecond
+	r := startWithLease(t, config(db, d), shortLease)
+	relaytest.Eventually(t, "a full lane", func() bool { return rc.Total() >= 2 })
+	db.Insert(3, "good")
+	r.settles(t, policy.Delivered, 3)
+	relaytest.Eventually(t, "the head", func() bool { return counted(rc.Keys())["k-1"] > 0 })
 	db.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	db.InsertKeyed("k", 2, 3)
-	r.settles(t, policy.Delivered, 3)
+	r.settles(t, policy.Delivered, damaged+5)
 	wantFirstInOrder(t, rc, "k", 3)
 }
 

@@ -185,6 +185,36 @@ func (db *Database) RewriteAudit(set string) {
 	db.Exec(`ALTER TABLE outbox_audit DISABLE TRIGGER outbox_audit_is_kept; UPDATE outbox_audit SET ` + set + `; ALTER TABLE outbox_audit ENABLE TRIGGER outbox_audit_is_kept`)
 }
 
+// Refuse makes the database refuse changes of rows, such as "UPDATE ON outbox_delivery", for which
+// a condition on OLD or NEW holds, until its trigger "refuse" is dropped.
+func (db *Database) Refuse(changes, condition string) {
+	db.Helper()
+	db.before("refuse", changes, condition, `RAISE 'not this one'`)
+}
+
+// Damage refuses as if the server met a damaged page.
+func (db *Database) Damage(changes, condition string) {
+	db.Helper()
+	db.before("refuse", changes, condition, `RAISE 'invalid page in block 7' USING ERRCODE = 'data_corrupted'`)
+}
+
+// Hold makes changes of rows wait until the returned transaction has ended. They wait for the
+// advisory lock 4471.
+func (db *Database) Hold(changes, condition string) (gate pgx.Tx) {
+	db.Helper()
+	gate = db.Begin()
+	_, err := gate.Exec(db.Context(), `SELECT pg_advisory_xact_lock(4471)`)
+	Must(db, err)
+	db.before("hold", changes, condition, `PERFORM pg_advisory_xact_lock(4471)`)
+	return gate
+}
+
+func (db *Database) before(name, changes, condition, act string) {
+	db.Helper()
+	db.Exec(`CREATE FUNCTION ` + name + `() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + act + `; RETURN NEW; END $$;
+		CREATE TRIGGER ` + name + ` BEFORE ` + changes + ` FOR EACH ROW WHEN (` + condition + `) EXECUTE FUNCTION ` + name + `()`)
+}
+
 // InsertKeyed inserts the events key-from to key-to of an ordering key.
 func (db *Database) InsertKeyed(key string, from, to int) {
 	db.Helper()

@@ -49,11 +49,7 @@ func TestOrders(t *testing.T) {
 	db.Insert(3000, "k")
 	db.Settled("failed", "true")
 	// Each batch waits until the test lets it go.
-	gate := db.Begin()
-	_, err := gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4471)`)
-	relaytest.Must(t, err)
-	db.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(4471); RETURN NEW; END'`)
-	db.Exec(`CREATE TRIGGER wait BEFORE UPDATE OF done ON outbox_audit FOR EACH ROW EXECUTE FUNCTION wait()`)
+	gate := db.Hold("UPDATE OF done ON outbox_audit", "true")
 	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
 	now := time.Now()
 	c.now = func() time.Time { return now }

@@ -113,11 +113,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, updated_at)
 		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": "5"}', 8, 3, now() - interval '5 minutes')`)
 	// Its batch waits until the test lets it go.
-	gate := db.Begin()
-	_, err := gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4472)`)
-	relaytest.Must(t, err)
-	db.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(4472); RETURN NEW; END'`)
-	db.Exec(`CREATE TRIGGER wait BEFORE UPDATE OF done ON outbox_audit FOR EACH ROW WHEN (NEW.done > OLD.done) EXECUTE FUNCTION wait()`)
+	gate := db.Hold("UPDATE OF done ON outbox_audit", "NEW.done > OLD.done")
 	c := newControl(db)
 	ann := ops.Actor{Name: "ann", Origin: ops.OriginPage}
 	testkit.ErrorIs(t, "before Run", c.Resume(t.Context(), ann, 1), ErrBusy)
@@ -125,7 +121,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	relaytest.Must(t, c.Resume(t.Context(), ann, 1))
 	testkit.ErrorIs(t, "it was resumed a second time", c.Resume(t.Context(), ann, 1), ops.ErrNotResumable)
 	testkit.ErrorIs(t, "an operation that is none", c.Resume(t.Context(), ann, 77), ops.ErrNoAuditEntry)
-	relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4472 AND NOT granted
+	relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4471 AND NOT granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`)
 	relaytest.Must(t, c.Interrupt(t.Context(), ann, 1))
 	relaytest.Must(t, gate.Rollback(t.Context()))

@@ -100,8 +100,7 @@ func TestHeadDoesNotWaitForARefusedFollower(t *testing.T) {
 	db := relaytest.Covered(t, "default")
 	db.InsertKeyed("k", 1, 2)
 	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id = 2`)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.event_id = 2) EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE ON outbox_delivery", "OLD.event_id = 2")
 	c := newRows(t, db, named("default"))
 	for range 2 {
 		relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
@@ -114,8 +113,7 @@ func TestRefusedKeyIsTriedEverMoreRarely(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default")
 	db.InsertKeyed("k", 1, 1)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE ON outbox_delivery", "true")
 	c := newRows(t, db, named("default"))
 	key := ordering.Key{Destination: "default", Key: "k"}
 	for n := range 3 {

@@ -182,8 +182,7 @@ func TestLostPartOfAScanIsGivenBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")
 	db.Insert(4, "key")
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.destination = 'a' AND OLD.event_id = 4) EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE ON outbox_delivery", "OLD.destination = 'a' AND OLD.event_id = 4")
 	c := newRows(t, db, named("a"), named("b"))
 	lossy := &lossyPart{Pool: c.DB, events: 1}
 	c.DB = lossy

@@ -17,15 +17,11 @@ const coverAll = `SELECT outbox_cover_events(0, 1000, '3:3:')`
 func TestWhatCommitsMeanwhileIsNotCovered(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
-	r.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
-		CREATE TRIGGER wait BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION wait()`)
+	holder := r.Hold("INSERT ON outbox_delivery", "true")
 	late := r.Begin()
 	_, err := late.Exec(t.Context(), insertOne, "late")
 	relaytest.Must(t, err)
 	r.Exec(insertOne, "covered")
-	holder := r.Begin()
-	_, err = holder.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`)
-	relaytest.Must(t, err)
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.Pool.Exec(t.Context(), coverAll)

@@ -109,8 +109,7 @@ func TestKeyThatCannotBeJoinedWaitsAlone(t *testing.T) {
 	db.InsertKeyed("good", 1, 2)
 	db.InsertKeyed("bad", 1, 2)
 	db.Exec(`UPDATE outbox_delivery SET joined = NULL, next_attempt_at = now() - interval '1 second'`)
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.ordering_key = 'bad') EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE ON outbox_delivery", "OLD.ordering_key = 'bad'")
 	j := newKeys(t, db)
 	told := 0
 	j.Failed = func(string, error) { told++ }

@@ -78,8 +78,7 @@ func TestAuditIsPartOfTheChange(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
-	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''full''; END'`)
-	db.Exec(`CREATE TRIGGER refuse BEFORE UPDATE OF done ON outbox_audit FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	db.Refuse("UPDATE OF done ON outbox_audit", "true")
 	if _, err := New(db.Pool).Replay(t.Context(), Selection{Destination: "default"}, 0, nil); err == nil {
 		t.Error("replayed without an audit")
 	}

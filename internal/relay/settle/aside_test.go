@@ -2,7 +2,6 @@ package settle
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -16,15 +15,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// refuse makes the database refuse the outcomes of events, as a trigger of the application may.
-func refuse(r *room, events ...int64) {
-	r.Helper()
-	list := strings.Trim(strings.ReplaceAll(fmt.Sprint(events), " ", ","), "[]")
-	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id IN (` + list + `) AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
-}
-
 // One row whose outcome the database refuses keeps no other from being written. It is tried again
 // until its lease ends.
 func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
@@ -32,7 +22,7 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	r := newRoom(t, false).begin()
 	of := r.claim(300, "key")
 	r.Exec(`UPDATE outbox_delivery SET attempts = 2147483647 WHERE event_id = 7`)
-	refuse(r, 77, 177)
+	r.Refuse("UPDATE ON outbox_delivery", "NEW.event_id IN (77, 177) AND NEW.claimed_by IS NULL")
 	of[76].LeaseEnds, of[176] = time.Now().Add(300*time.Millisecond), with(of[176], policy.Retry)
 	r.settle(of...)
 	r.awaitsWritten(297)
@@ -69,7 +59,7 @@ func TestCloseLeavesWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, false).begin()
 	of := r.claim(2, "key")
-	refuse(r, 1)
+	r.Refuse("UPDATE ON outbox_delivery", "NEW.event_id = 1 AND NEW.claimed_by IS NULL")
 	r.settle(of...)
 	r.end()
 	r.wantRows("1 pending 0 claimed", "2 delivered 1 204 dated")
@@ -83,10 +73,7 @@ func TestDamagedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, false).begin()
 	of := r.claim(3, "key")
-	r.Exec(`CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = 2 AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'invalid page' USING ERRCODE = 'data_corrupted'; END IF;
-			RETURN NEW; END $$;
-		CREATE TRIGGER damaged BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION damaged()`)
+	r.Damage("UPDATE ON outbox_delivery", "NEW.event_id = 2 AND NEW.claimed_by IS NULL")
 	of[1].LeaseEnds = time.Now()
 	r.settle(of...)
 	r.end()

@@ -1,7 +1,6 @@
 package settle
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -16,14 +15,6 @@ import (
 func (r *room) openRanges() int {
 	r.Helper()
 	return relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
-}
-
-// refuseRows makes the database refuse each row of an event.
-func refuseRows(r *room, event int64) {
-	r.Helper()
-	r.Exec(fmt.Sprintf(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = %d THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`, event))
 }
 
 // Each delivery of a range is written once, with its outcome, and the last one ends the range.
@@ -195,7 +186,7 @@ func TestRefusedDeliveryOfARange(t *testing.T) {
 	r.Insert(3, "key")
 	of := r.take()
 	of.keepYoung()
-	refuseRows(r, 2)
+	r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 2")
 	r.begin()
 	for i := range of.Deliveries {
 		r.settle(of.Deliveries[i].settlement())
@@ -249,7 +240,7 @@ func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 			r.Insert(2, "key")
 			of := r.take()
 			of.keepYoung()
-			refuseRows(r, 2)
+			r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 2")
 			d := &of.Deliveries[1]
 			d.LeaseEnds = time.Now().Add(100 * time.Millisecond)
 			s := with(d.settlement(), policy.Retry)
@@ -283,9 +274,7 @@ func TestRowIsMadeBesideARefusal(t *testing.T) {
 	r.InsertKeyed("k", 1, 2)
 	of := r.take()
 	of.keepYoung()
-	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = 1 AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 1 AND NEW.claimed_by IS NULL")
 	of.Deliveries[0].LeaseEnds = time.Now()
 	r.settle(of.Deliveries[0].settlement(), with(of.Deliveries[1].settlement(), policy.Retry))
 	r.begin()
@@ -310,7 +299,7 @@ func TestRefusedRowKeepsNoOtherRange(t *testing.T) {
 	r.InsertKeyed("k", 2, 2)
 	r.InsertKeyed("j", 1, 1)
 	follows := r.take()
-	refuseRows(r, 1)
+	r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 1")
 	r.begin()
 	r.awaits("the end of the other range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{other.Ref()}) })
 	relaytest.Becomes(r.Database, "2 3 4 6", `SELECT string_agg(event_id::text, ' ' ORDER BY event_id) FROM outbox_delivery`)

@@ -105,7 +105,7 @@ func TestWriteAgain(t *testing.T) {
 		last_http_status = NULL, last_reason = NULL, last_error = NULL, next_attempt_at = now(), delivered_at = NULL, last_attempt_at = NULL
 		WHERE event_id BETWEEN $3 AND $4`
 	r.Exec(undo, fence, relay, 2, 5)
-	refuse(r, 5)
+	r.Refuse("UPDATE ON outbox_delivery", "NEW.event_id = 5 AND NEW.claimed_by IS NULL")
 	relaytest.Must(t, r.settler.WriteAgain(t.Context(), r.settler.DB, relay))
 	want[4] = "5 pending 0 claimed"
 	r.wantRows(want...)
@@ -132,7 +132,7 @@ func TestWriteAgainOfARangeIsWhole(t *testing.T) {
 	r.begin()
 	r.awaitsWritten(2)
 	r.Exec(`DELETE FROM outbox_delivery`)
-	refuseRows(r, 2)
+	r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 2")
 	relaytest.Must(t, r.settler.WriteAgain(t.Context(), r.settler.DB, relay))
 	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	r.settle(d[2].settlement())
