@@ -221,27 +221,6 @@ func wantDocumented(t *testing.T, document map[string]any, called map[string]boo
 	}
 }
 
-// The start of an order needs the preview of this very order.
-func TestConfirmation(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	db.Insert(4, "k")
-	db.Settled("failed", "true")
-	s := serve(t, db.Pool)
-	_, text := s.call("POST", "/api/v1/previews", `{"action": "discard", "selection": {"event_ids": [1, 2]}}`)
-	var preview control.Preview
-	relaytest.Must(t, json.Unmarshal([]byte(text), &preview))
-	for name, body := range map[string]string{
-		"no token":          `{"action": "discard", "selection": {"event_ids": [1, 2]}, "matched": 2, "token": ""}`,
-		"another selection": `{"action": "discard", "selection": {"event_ids": [1, 2, 3]}, "matched": 2, "token": "` + preview.Token + `"}`,
-	} {
-		if status, text := s.call("POST", "/api/v1/operations", body); status != 409 || !strings.Contains(text, "preview") {
-			t.Errorf("%s: %d %s", name, status, text)
-		}
-	}
-	testkit.Equal(t, "operations recorded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 0)
-}
-
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "logistics")

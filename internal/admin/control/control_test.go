@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +25,7 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 func TestStatusIsShared(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
+	c := newControl(db)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	first, err := c.Status(t.Context())
@@ -50,7 +49,7 @@ func TestOrders(t *testing.T) {
 	db.Settled("failed", "true")
 	// Each batch waits until the test lets it go.
 	gate := db.Hold("UPDATE OF done ON outbox_audit", "true")
-	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
+	c := newControl(db)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	actor := ops.Actor{Name: "ann", Origin: ops.OriginAPI}
@@ -87,47 +86,10 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// A preview confirms what it has counted, and no more: what fails while an operator reads was not
-// confirmed.
-func TestOrderIsBoundedByItsPreview(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	db.Insert(12, "k")
-	db.Settled("failed", "event_id >= 10")
-	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { c.Run(ctx) })
-	defer running.Wait()
-	defer stop()
-	order := ops.Order{Action: "discard", Selection: ops.Selection{Destination: "default", Statuses: []string{"failed"}}}
-	preview, err := c.Preview(ctx, order)
-	relaytest.Must(t, err)
-	db.Exec(`UPDATE outbox_delivery SET status = 'failed', last_attempt_at = clock_timestamp() WHERE event_id IN (3, 5)`)
-	db.Insert(20, "later")
-	db.Settled("failed", "event_id > 12")
-	relaytest.Eventually(t, "the start", func() bool {
-		_, err = c.Start(ctx, ops.Actor{Name: "ann"}, preview.Order, preview.Token)
-		return !errors.Is(err, ErrBusy)
-	})
-	relaytest.Must(t, err)
-	relaytest.Becomes(db, "done 3", `SELECT state || ' ' || done FROM outbox_audit`)
-	testkit.Equal(t, "discarded", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'discarded' ORDER BY 1`), []int64{10, 11, 12})
-	order.Selection.Limit = -1
-	if _, err := c.Preview(ctx, order); err == nil || !strings.Contains(err.Error(), "selection.limit") {
-		t.Errorf("a limit below 0: %v", err)
-	}
-	order.Selection = ops.Selection{Type: "\x00"}
-	_, err = c.Preview(ctx, order)
-	if p, unexpected := ProblemOf(err); p.Status != 422 || unexpected {
-		t.Errorf("a NUL: %+v", p)
-	}
-}
-
 // A status says what this process's relay sees of the database, which stores nothing of it.
 func TestStatusSaysWhatTheRelaySees(t *testing.T) {
 	t.Parallel()
-	c := New(Config{Outbox: ops.New(relaytest.Covered(t).Pool), History: history.New()})
+	c := newControl(relaytest.Covered(t))
 	state := relay.State{Trouble: &alert.Alert{Rule: alert.RuleDatabase, Subject: "r1", FirstError: "no space left on device"}}
 	c.Follow(func() relay.State { return state })
 	o, err := c.Overview(t.Context(), List{})

@@ -72,6 +72,10 @@ func TestMistakesInAnOrder(t *testing.T) {
 			t.Errorf("it was started: %v", err)
 		}
 	}
+	_, err := c.Preview(t.Context(), ops.Order{Action: "replay", Selection: sel{Type: "\x00"}})
+	if p, unexpected := ProblemOf(err); p.Status != http.StatusUnprocessableEntity || unexpected {
+		t.Errorf("a NUL: %+v", p)
+	}
 }
 
 // The start of an order needs the preview of this very order, with what it counted.

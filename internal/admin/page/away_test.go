@@ -150,11 +150,7 @@ func (s *site) wantOld(path, says, text, secret string) {
 	if strings.Contains(body, secret) {
 		s.Errorf("%s names the database:\n%s", path, body)
 	}
-	for _, want := range []string{says, `id="old"`, text, `hx-trigger="tick from:body"`} {
-		if status != 503 || !strings.Contains(body, want) {
-			s.Errorf("%s: %d, without %q:\n%s", path, status, want, body)
-		}
-	}
+	s.wants(503, path, status, body, []string{says, `id="old"`, text, `hx-trigger="tick from:body"`})
 }
 
 // wantNothing checks that a page that was never read says what is wrong, and claims nothing.

@@ -80,15 +80,9 @@ func TestPagesOfDestinations(t *testing.T) {
 		}
 		testkit.Equal(t, "destinations on all pages of "+test.query, len(seen), total)
 	}
-	_, body := s.get("/?prefix=s&sort=name&span=24h&after=s099&done=x")
-	for _, want := range []string{
+	s.gets(200, "/?prefix=s&sort=name&span=24h&after=s099&done=x",
 		`id="span-14d" href="/ops/?after=s099&amp;prefix=s&amp;sort=name&amp;span=14d"`, `<input type="hidden" name="sort" value="name">`, `<input type="hidden" name="span" value="24h">`,
-		`id="all-destinations" href="/ops/?sort=name&amp;span=24h"`,
-	} {
-		if !strings.Contains(body, want) {
-			t.Errorf("the second page lacks %s", want)
-		}
-	}
+		`id="all-destinations" href="/ops/?sort=name&amp;span=24h"`)
 	for query, live := range map[string]bool{"": true, "?sort=pending": true, "?after=s099&sort=name": true, "?after=s099": false, "?after=s099&sort=pending": false} {
 		if _, body := s.get("/" + query); strings.Contains(body, "hx-get=") != live {
 			t.Errorf("%s: it updates itself: %t", query, !live)

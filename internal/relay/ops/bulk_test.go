@@ -1,7 +1,6 @@
 package ops_test
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -188,25 +187,6 @@ func TestDiscardWhileDeliveriesMove(t *testing.T) {
 	left := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' ORDER BY event_id`)
 	if b.Matched != 3500 || b.Done != 3500 || !slices.Equal(left, []int64{3501}) {
 		t.Errorf("%d deliveries are left; %+v", len(left), b)
-	}
-}
-
-func TestInterruptedBulk(t *testing.T) {
-	t.Parallel()
-	const batch = 1000
-	db := relaytest.Covered(t)
-	db.Insert(2*batch+5, "k")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	enough := errors.New("enough")
-	b, err := ops.New(db.Pool).Discard(ctx, ops.Selection{Destination: "default"}, func(ops.Bulk) { cancel(enough) })
-	if !errors.Is(err, enough) || b.Done != batch {
-		t.Errorf("%+v, %v", b, err)
-	}
-	testkit.Equal(t, "discarded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded'`), batch)
-	b, err = ops.New(db.Pool).Discard(t.Context(), ops.Selection{Destination: "default"}, nil)
-	relaytest.Must(t, err)
-	if b.Done != batch+5 {
-		t.Errorf("%+v", b)
 	}
 }
 

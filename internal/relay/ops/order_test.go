@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -32,8 +33,9 @@ func TestInterruptedDiscardEndsWithItsOrder(t *testing.T) {
 
 	db.Exec(`DELETE FROM outbox_delivery; DELETE FROM outbox`)
 	db.Insert(1500, "k")
-	ctx, interrupt = context.WithCancel(t.Context())
-	if b, err := outbox.Discard(ctx, Selection{Destination: "default"}, func(Bulk) { interrupt() }); err == nil || b.Done != 1000 {
+	enough := errors.New("enough")
+	ctx, stop := context.WithCancelCause(t.Context())
+	if b, err := outbox.Discard(ctx, Selection{Destination: "default"}, func(Bulk) { stop(enough) }); !errors.Is(err, enough) || b.Done != 1000 {
 		t.Errorf("%+v, %v", b, err)
 	}
 	db.Insert(5, "later")

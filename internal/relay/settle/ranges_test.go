@@ -178,28 +178,6 @@ func TestLostRangeChangesNothing(t *testing.T) {
 	}
 }
 
-// The database refuses a delivery of a range. The others are written, and the range stays open for
-// it.
-func TestRefusedDeliveryOfARange(t *testing.T) {
-	t.Parallel()
-	r := newRoom(t, true)
-	r.Insert(3, "key")
-	of := r.take()
-	of.keepYoung()
-	r.Refuse("INSERT ON outbox_delivery", "NEW.event_id = 2")
-	r.begin()
-	for i := range of.Deliveries {
-		r.settle(of.Deliveries[i].settlement())
-	}
-	r.awaitsWritten(2)
-	r.wantRows("1 delivered 1 204 dated", "3 delivered 1 204 dated")
-	testkit.Equal(t, "ranges open", r.openRanges(), 1)
-	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
-	r.awaitsWritten(3)
-	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{of.Ref()}) })
-	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 delivered 1 204 dated")
-}
-
 // A crash of the server undoes a take, and its number is given out again, to this relay, before the
 // settler has written what it had of the first range. What is settled of that one says nothing of
 // the other: this one does not end, and its outcomes are written.
@@ -254,6 +232,8 @@ func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 			r.settle(of.Deliveries[0].settlement(), s)
 			r.awaitsWritten(1)
 			r.awaits("tries after the lease", func() bool { return time.Now().After(d.LeaseEnds) && len(r.failed) > 6 })
+			r.wantRows("1 delivered 1 204 dated")
+			testkit.Equal(t, "ranges open", r.openRanges(), 1)
 			r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 			r.awaitsWritten(2)
 			r.end()
