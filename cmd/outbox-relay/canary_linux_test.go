@@ -81,21 +81,17 @@ func plant(t *testing.T, db *sql.DB) {
 	}
 }
 
-// onTerminal runs the program on a pseudo-terminal and returns what a person would be shown.
+// onTerminal runs a command on a pseudo-terminal and returns what a person would be shown.
 func onTerminal(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	person, program := terminal(t)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
-	cmd.Stdout, cmd.Stderr = program, program
 	shown := make(chan []byte, 1)
 	go func() {
 		all, _ := io.ReadAll(person) // ends with an error once the other end is closed
 		shown <- all
 	}()
-	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
-		t.Fatal(err)
-	}
+	m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: program, Stderr: program}
+	m.Run(args)
 	_ = program.Close()
 	return string(<-shown)
 }
@@ -161,11 +157,13 @@ func TestSecurityCanariesOnTerminals(t *testing.T) {
 		}
 		args := append(strings.Fields(c.args), "--json")
 		wantText(t, c.args+" --json", onTerminal(t, env, args...))
-		program := exec.CommandContext(t.Context(), os.Args[0], args...)
-		program.Env = append(append(os.Environ(), asProgram+"=1"), env...)
-		out, _ := program.Output()
-		wantText(t, c.args+" --json", string(out))
-		if all := stringsIn(t, out); !c.silent && !slices.ContainsFunc(all, func(s string) bool { return strings.Contains(s, canary) }) {
+		out := command(env, args...).stdout
+		if c.args == "status" {
+			r, _ := process(t, env, args...)
+			out = r.stdout
+		}
+		wantText(t, c.args+" --json", out)
+		if all := stringsIn(t, []byte(out)); !c.silent && !slices.ContainsFunc(all, func(s string) bool { return strings.Contains(s, canary) }) {
 			t.Errorf("%s --json: the data is not intact: %s", c.args, out)
 		}
 	}

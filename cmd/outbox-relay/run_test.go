@@ -258,15 +258,3 @@ func (p *relayProcess) kill(t testing.TB) {
 	p.signal(t, syscall.SIGKILL)
 	<-p.code
 }
-
-// awaitUntil waits until a condition holds that neither a log line nor a channel tells of.
-func awaitUntil(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for range 600 {
-		if holds() {
-			return
-		}
-		<-time.After(100 * time.Millisecond)
-	}
-	t.Fatalf("never came: %s", what)
-}

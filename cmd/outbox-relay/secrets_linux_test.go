@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -88,7 +87,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 		fmt.Fprintf(&file, "  %s: {url: '%s/in?token=CANARY-query', signing_secrets: [whsec_%s], headers: {X-Configured: CANARY-configured-header, Authorization: Basic CANARY-credentials}}\n", name, url, encoded)
 	}
 	config := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), file.String())
-	env := append(os.Environ(), asProgram+"=1", "OUTBOX_CONFIG="+config, "OUTBOX_DATABASE_URL="+strings.Replace(dsn, "://postgres@", "://postgres:CANARY-database-password@", 1),
+	env := append(os.Environ(), "OUTBOX_CONFIG="+config, "OUTBOX_DATABASE_URL="+strings.Replace(dsn, "://postgres@", "://postgres:CANARY-database-password@", 1),
 		"OUTBOX_LOG_LEVEL=debug", "OUTBOX_LOG_FORMAT=json", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox",
 		"OUTBOX_ADMIN_TOKEN="+pageToken, "OUTBOX_RELAY_POLL_INTERVAL=1s", "UNRELATED=CANARY-environment")
 	relay := launch(t, t.TempDir(), []string{"run"}, env...)
@@ -109,20 +108,15 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	for _, args := range []string{
 		"status", "events list", "relays", "routes list", "routes test invoice.paid", "doctor", "config check", "config show", "identity show", "replay --dry-run 1",
 		"retry --dry-run 1", "pause nowhere", "pause shop", "events show 99", "version", "archive run --dry-run", "alerts test", "migrate status",
+		"events show 1", "explain 1",
 	} {
 		for _, more := range [][]string{nil, {"--json"}} {
-			command := exec.CommandContext(t.Context(), os.Args[0], append(strings.Fields(args), more...)...)
-			command.Env = env
-			out, _ := command.CombinedOutput() // its errors are output too
-			add(args, string(out))
+			r := command(env, append(strings.Fields(args), more...)...)
+			add(args, r.stdout+r.stderr)
 		}
 	}
-	for _, args := range [][]string{{"events", "show", "1"}, {"events", "show", "1", "--json"}, {"explain", "1"}, {"explain", "1", "--json"}} {
-		command := exec.CommandContext(t.Context(), os.Args[0], args...)
-		command.Env = env
-		out, _ := command.CombinedOutput()
-		add(strings.Join(args, " "), string(out))
-	}
+	r, _ := process(t, env, "doctor") // libraries write to the stderr of the process itself
+	add("doctor", r.stdout+r.stderr)
 	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
 		_, text := fetch(t, metrics+path)
 		add(path, text)

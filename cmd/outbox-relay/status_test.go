@@ -23,6 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -255,7 +256,7 @@ func TestForeignSettingsOfDatabase(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			s := start(t, env, "--poll-interval=1s")
-			awaitUntil(t, "an attempt", func() bool {
+			relaytest.Eventually(t, "an attempt", func() bool {
 				return query[int](t, db, "SELECT count(*) FROM outbox_delivery WHERE status = 'failed'") == 1
 			})
 			for _, args := range []string{

@@ -126,6 +126,16 @@ func program(t *testing.T, env []string, args ...string) string {
 	return string(out)
 }
 
+// ran runs a command that has to succeed, in this process.
+func ran(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	r := command(env, args...)
+	if r.code != 0 {
+		t.Fatalf("%q: %s", args, r.stderr)
+	}
+	return r.stdout
+}
+
 // answering returns the URL of a receiver that answers every request with a status.
 func answering(t *testing.T, status int) string {
 	t.Helper()
@@ -225,7 +235,7 @@ var situations = map[string]situation{
 	"paused": {
 		func(t *testing.T, s *stage) {
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
-			program(t, s.env, "pause", "default", "--reason=stocktaking")
+			ran(t, s.env, "pause", "default", "--reason=stocktaking")
 			s.insert(t, "", oneEvent)
 		},
 		[]string{`"default" is paused (stocktaking) since 20`, `: nothing is sent there.`},
@@ -324,11 +334,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 					t.Logf("status says\n%s", said)
 				}
 			}()
-			awaitUntil(t, name, func() bool {
+			relaytest.Eventually(t, name, func() bool {
 				said = command(s.env, "status").stdout
 				return !slices.ContainsFunc(c.says, func(part string) bool { return !strings.Contains(said, part) })
 			})
-			said = program(t, s.env, "status")
+			said = ran(t, s.env, "status")
+			if name == "vacuum blocked" {
+				said = program(t, s.env, "status")
+			}
 			for _, part := range c.says {
 				if !strings.Contains(said, part) {
 					t.Errorf("status does not say %q:\n%s", part, said)
@@ -346,7 +359,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			if c.explains == "" {
 				return
 			}
-			if got := program(t, s.env, "explain", "1"); !strings.Contains(got, c.explains) {
+			if got := ran(t, s.env, "explain", "1"); !strings.Contains(got, c.explains) {
 				t.Errorf("explain does not say %q:\n%s", c.explains, got)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -135,7 +136,7 @@ func TestListenRefuses(t *testing.T) {
 			t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 			relay.stderr.wait(t, `"registered"`, relay.code)
 			command(env, "send", "t", "--key=k")
-			awaitUntil(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
+			relaytest.Eventually(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
 		})
 	}
 	command(nil, "listen", "--fail=200").holds(t, cli.ExitUsage, "", "")
