@@ -14,7 +14,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -59,28 +58,6 @@ func TestUpConcurrently(t *testing.T) {
 		if version, err := migrator.Version(t.Context()); err != nil || version != set.Latest() {
 			t.Errorf("%s is at version %d, %v; want %d", set, version, err, set.Latest())
 		}
-	}
-}
-
-func TestDownAndUpAgain(t *testing.T) {
-	t.Parallel()
-	for _, set := range sets {
-		t.Run(string(set), func(t *testing.T) {
-			t.Parallel()
-			db := open(t, pgtest.New(t, set))
-			before := tables(t, db, "public")
-			migrator, err := migrations.New(db, set, migrations.Options{})
-			pgtest.Must(t, err)
-			if _, err := migrator.DownTo(t.Context(), 0); err != nil {
-				t.Fatal(err)
-			}
-			testkit.Equal(t, "tables left", tables(t, db, "public"), 1)
-			testkit.Equal(t, "domains left", scan[int](t, db, "SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'"), 0)
-			pgtest.Must(t, migrations.Up(t.Context(), db, set))
-			if after := tables(t, db, "public"); after != before {
-				t.Errorf("%d tables after down and up, %d before", after, before)
-			}
-		})
 	}
 }
 
@@ -135,29 +112,6 @@ func TestDownRestoresFunctions(t *testing.T) {
 	if got := scan[string](t, db, functions); got != want {
 		t.Errorf("after Down the functions are\n%s\nand were\n%s", got, want)
 	}
-}
-
-// The search_path of the connection decides where the tables go, and one
-// database may hold several schemas at different versions.
-func TestSchemasAreIndependent(t *testing.T) {
-	testsize.Long(t)
-	t.Parallel()
-	dsn := pgtest.New(t)
-	admin := open(t, dsn)
-	for _, schema := range []string{"one", "two"} {
-		if _, err := admin.ExecContext(t.Context(), "CREATE SCHEMA "+schema); err != nil {
-			t.Fatal(err)
-		}
-	}
-	pgtest.Migrate(t, dsn+"&search_path=one", sets...)
-	if one, two := tables(t, admin, "one"), tables(t, admin, "two"); one == 0 || two != 0 {
-		t.Fatalf("after migrating one: %d tables in one, %d in two", one, two)
-	}
-	pgtest.Migrate(t, dsn+"&search_path=two", sets...)
-	if one, two := tables(t, admin, "one"), tables(t, admin, "two"); one != two {
-		t.Errorf("%d tables in one, %d in two", one, two)
-	}
-	testkit.Equal(t, "tables in public", tables(t, admin, "public"), 0)
 }
 
 func TestUpFailureNamesTheSet(t *testing.T) {

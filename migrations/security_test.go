@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"os"
 	"strings"
 	"testing"
 
@@ -79,9 +78,7 @@ func (s *shop) superuser(statements string) {
 // applyRoles runs roles.sql as the login.
 func (s *shop) applyRoles(login string) error {
 	s.Helper()
-	script, err := os.ReadFile("roles.sql")
-	pgtest.Must(s, err)
-	_, err = s.as(login).conn.Exec(s.Context(), string(script))
+	_, err := s.as(login).conn.Exec(s.Context(), migrations.Roles())
 	return err
 }
 
@@ -153,8 +150,6 @@ func hintOf(err error) string {
 func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
-	script, err := os.ReadFile("roles.sql")
-	pgtest.Must(t, err)
 	run := func(role, statements string) error {
 		_, err := open(t, server.DSN("")+"&search_path=shop&role="+role).ExecContext(t.Context(), statements)
 		return err
@@ -171,17 +166,17 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	}
 	const superuser = "none" // who is logged in
 	must(run(superuser, `CREATE ROLE shop_owner CREATEROLE; CREATE SCHEMA shop AUTHORIZATION shop_owner; CREATE ROLE shop_app`))
-	refused(run("shop_owner", string(script)), "schema shop has no tables")
+	refused(run("shop_owner", migrations.Roles()), "schema shop has no tables")
 	for _, set := range []migrations.Set{migrations.Inbox, migrations.Outbox} {
 		pgtest.Migrate(t, server.DSN("")+"&search_path=shop&role=shop_owner", set)
-		must(run("shop_owner", string(script)))
-		must(run("shop_owner", string(script)))
+		must(run("shop_owner", migrations.Roles()))
+		must(run("shop_owner", migrations.Roles()))
 	}
 	must(run(superuser, `GRANT inbox_receiver TO shop_app`))
 	must(run("shop_app", `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 's', 'k', 'succeeded')`))
 	must(run(superuser, `DROP TABLE outbox CASCADE`))
-	refused(run("shop_app", string(script)), "shop_app may not grant rights on processed_events: run this as its owner, shop_owner")
-	must(run(superuser, string(script)))
+	refused(run("shop_app", migrations.Roles()), "shop_app may not grant rights on processed_events: run this as its owner, shop_owner")
+	must(run(superuser, migrations.Roles()))
 }
 
 // With a prefix, outboxes that share a database have roles of their own: no producer, relay or
@@ -189,8 +184,6 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 func TestSecurityRolesWithAPrefixReachOneOutbox(t *testing.T) {
 	t.Parallel()
 	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}
-	script, err := os.ReadFile("roles.sql")
-	pgtest.Must(t, err)
 	owner := s.server.DSN("") + "&search_path="
 	s.superuser(`CREATE SCHEMA a; CREATE SCHEMA b`)
 	for _, schema := range []string{"a", "b"} {
@@ -198,7 +191,7 @@ func TestSecurityRolesWithAPrefixReachOneOutbox(t *testing.T) {
 			pgtest.Migrate(t, owner+schema, set)
 		}
 		for _, setting := range []string{"-coutbox_relay.role_prefix=" + schema + "_", ""} {
-			_, err := open(t, owner+schema+"&options="+url.QueryEscape(setting)).ExecContext(t.Context(), string(script))
+			_, err := open(t, owner+schema+"&options="+url.QueryEscape(setting)).ExecContext(t.Context(), migrations.Roles())
 			pgtest.Must(t, err)
 		}
 	}
@@ -213,7 +206,7 @@ func TestSecurityRolesWithAPrefixReachOneOutbox(t *testing.T) {
 	var plain int
 	pgtest.Must(t, open(t, owner+"a").QueryRowContext(t.Context(), `SELECT count(*) FROM pg_roles WHERE rolname ~ '^(outbox|inbox)_'`).Scan(&plain))
 	testkit.Equal(t, "roles without a prefix", plain, 0)
-	_, err = open(t, owner+"a&options="+url.QueryEscape("-coutbox_relay.role_prefix=A")).ExecContext(t.Context(), string(script))
+	_, err := open(t, owner+"a&options="+url.QueryEscape("-coutbox_relay.role_prefix=A")).ExecContext(t.Context(), migrations.Roles())
 	if err == nil || !strings.Contains(err.Error(), "the prefix of roles may be") {
 		t.Errorf("a wrong prefix: %v", err)
 	}
@@ -263,14 +256,12 @@ func TestRolesWarnOfAnOwnerWhoCannotArchive(t *testing.T) {
 	pgtest.Must(t, err)
 	defer conn.Close(t.Context())
 	owner := &session{t, "shop_owner", conn}
-	script, err := os.ReadFile("roles.sql")
-	pgtest.Must(t, err)
-	owner.exec(string(script))
+	owner.exec(migrations.Roles())
 	if len(warnings) > 0 {
 		t.Errorf("an owner with the right is warned: %q", warnings)
 	}
 	s.superuser(`REVOKE CREATE ON SCHEMA public FROM shop_owner`)
-	owner.exec(string(script))
+	owner.exec(migrations.Roles())
 	want := "shop_owner may not create tables in schema public: nothing will be archived; Run this, as " + s.superuserName() +
 		" or a superuser: GRANT CREATE ON SCHEMA public TO shop_owner;"
 	if len(warnings) != 1 || warnings[0] != want {

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"os"
 	"sync"
 	"testing"
 
@@ -175,11 +174,9 @@ var rolesLock sync.Mutex
 
 func (db *database) applyRoles() {
 	db.t.Helper()
-	roles, err := os.ReadFile("../migrations/roles.sql")
-	pgtest.Must(db.t, err)
 	rolesLock.Lock()
 	defer rolesLock.Unlock()
-	db.exec(string(roles))
+	db.exec(migrations.Roles())
 }
 
 func event(key string) outbox.Event {

@@ -184,6 +184,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		[]string{"1ledger", "2ledger"})
 	testkit.Equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
 		[]string{"1warehouse", "2warehouse"})
+	testkit.Equal(t, "in public", admin.strings(`SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace`), []string{})
 }
 
 // A NOTIFY in every producing transaction would serialise their commits.

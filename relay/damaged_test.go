@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
@@ -24,7 +23,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
-	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // A disk spoils a page of the deliveries' table, or of its index, while their requests are under
@@ -39,9 +37,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 	} {
 		t.Run(relation, func(t *testing.T) {
 			t.Parallel()
-			server := pgtest.StartCopy(t, localpg.Options{})
-			pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-			db := relaytest.At(t, server.DSN(""))
+			server, db := relaytest.ServeCopy(t, localpg.Options{})
 			db.Cover()
 			db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('bad', 'a'), ('good', 'b')`)
 			insert := func(n int, kind string) {
@@ -63,10 +59,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 				<-g.Arrived
 			}
 			path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath($1)`, relation))
-			relaytest.Must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would fix the page or stumble over it
-			spoil(t, path, block)
-			relaytest.Must(t, server.StartAgain(t.Context()))
-			db.Pool.Reset()
+			db.WhileDown(server, func() { spoil(t, path, block) }) // after a crash, the log would fix the page or stumble over it
 			g.Open()
 			r.await(t, "the refusals", func(o *observer) bool { return o.failures["settle"] > bad })
 			for round := 1; round <= 3; round++ {
@@ -89,17 +82,20 @@ func spoil(t *testing.T, path string, block int64) (before []byte) {
 	t.Helper()
 	const page = 8192
 	before = make([]byte, page)
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := os.Open(path)
 	relaytest.Must(t, err)
 	_, err = f.ReadAt(before, block*page)
 	relaytest.Must(t, err)
-	overwrite(t, f, block*page, bytes.Repeat([]byte{0xab}, page))
+	relaytest.Must(t, f.Close())
+	overwrite(t, path, block*page, bytes.Repeat([]byte{0xab}, page))
 	return before
 }
 
-func overwrite(t *testing.T, f *os.File, at int64, with []byte) {
+func overwrite(t *testing.T, path string, at int64, with []byte) {
 	t.Helper()
-	_, err := f.WriteAt(with, at)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	relaytest.Must(t, err)
+	_, err = f.WriteAt(with, at)
 	relaytest.Must(t, err)
 	relaytest.Must(t, f.Close())
 }
@@ -117,9 +113,7 @@ func TestDamagedPageKeepsNoOtherKey(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := pgtest.StartCopy(t, localpg.Options{})
-			pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-			db := relaytest.At(t, server.DSN(""))
+			server, db := relaytest.ServeCopy(t, localpg.Options{})
 			db.Route()
 			db.Cover()
 			db.InsertKeyed("k", 1, 1)
@@ -132,13 +126,8 @@ func TestDamagedPageKeepsNoOtherKey(t *testing.T) {
 			db.InsertKeyed("other", 1, 1)
 			takeAs(db, db.Pool, deadRelay)
 			path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath('outbox_delivery')`))
-			again := func() {
-				relaytest.Must(t, server.StartAgain(t.Context()))
-				db.Pool.Reset()
-			}
-			relaytest.Must(t, server.Shutdown(t.Context()))
-			page := spoil(t, path, 0)
-			again()
+			var page []byte
+			db.WhileDown(server, func() { page = spoil(t, path, 0) })
 
 			rc := relaytest.NewReceiver(t, nil)
 			first := start(t, config(db, to(rc.URL)))
@@ -156,11 +145,7 @@ func TestDamagedPageKeepsNoOtherKey(t *testing.T) {
 			}
 			testkit.Equal(t, "sent of the key", sent(), "")
 
-			relaytest.Must(t, server.Shutdown(t.Context()))
-			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			relaytest.Must(t, err)
-			overwrite(t, f, 0, page)
-			again()
+			db.WhileDown(server, func() { overwrite(t, path, 0, page) })
 			want, delivered := "k-1 k-2 k-3 k-4", 4
 			if name == "failed" {
 				db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE status = 'failed'`)
@@ -177,9 +162,7 @@ func TestDamagedPageKeepsNoOtherKey(t *testing.T) {
 func TestDamagedPageKeepsNoOtherRow(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.StartCopy(t, localpg.Options{})
-	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-	db := relaytest.At(t, server.DSN(""))
+	server, db := relaytest.ServeCopy(t, localpg.Options{})
 	db.Route()
 	db.Insert(4, "cut")
 	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Inline: 1 << 20}, true)
@@ -200,20 +183,13 @@ func TestDamagedPageKeepsNoOtherRow(t *testing.T) {
 	whole := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND ctid >= '(1,0)'`)
 	testkit.Equal(t, "due rows on other pages", whole, 30)
 	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath('outbox_delivery')`))
-	relaytest.Must(t, server.Shutdown(t.Context()))
-	page := spoil(t, path, 0)
-	relaytest.Must(t, server.StartAgain(t.Context()))
-	db.Pool.Reset()
+	var page []byte
+	db.WhileDown(server, func() { page = spoil(t, path, 0) })
 
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, whole+5) // all but the event beyond the cut that had a row
-	relaytest.Must(t, server.Shutdown(t.Context()))
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	relaytest.Must(t, err)
-	overwrite(t, f, 0, page)
-	relaytest.Must(t, server.StartAgain(t.Context()))
-	db.Pool.Reset()
+	db.WhileDown(server, func() { overwrite(t, path, 0, page) })
 	relaytest.Becomes(db, 306, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	for key, n := range counted(rc.Keys()) {
 		if n != 1 {
@@ -258,9 +234,7 @@ func TestRefusedClaimKeepsNoOther(t *testing.T) {
 func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.StartCopy(t, localpg.Options{})
-	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-	db := relaytest.At(t, server.DSN(""))
+	server, db := relaytest.ServeCopy(t, localpg.Options{})
 	db.Route()
 	db.Exec(`ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL`)
 	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), $1)`
@@ -269,11 +243,10 @@ func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	relaytest.Must(t, err)
 	db.Exec(insert, "damaged-2")
 	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE oid = 'outbox'::regclass`))
-	relaytest.Must(t, server.Shutdown(t.Context()))
-	spoil(t, path, 0)
-	spoil(t, path, 6) // a payload has five pages
-	relaytest.Must(t, server.StartAgain(t.Context()))
-	db.Pool.Reset()
+	db.WhileDown(server, func() {
+		spoil(t, path, 0)
+		spoil(t, path, 6) // a payload has five pages
+	})
 	rc := relaytest.NewReceiver(t, nil)
 	db.Insert(3, "whole")
 	r := start(t, config(db, to(rc.URL)))

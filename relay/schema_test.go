@@ -3,7 +3,6 @@ package relay
 import (
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -80,10 +79,8 @@ var rolesLock sync.Mutex
 func TestRelayWithLeastPrivilege(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	script, err := os.ReadFile("../migrations/roles.sql")
-	relaytest.Must(t, err)
 	rolesLock.Lock()
-	db.Exec(string(script))
+	db.Exec(migrations.Roles())
 	db.Exec(`DO $$ BEGIN
 		IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'relay_login') THEN CREATE ROLE relay_login LOGIN IN ROLE outbox_relay; END IF;
 	END $$`)

@@ -12,13 +12,11 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
-	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestMailboxLosesNothing(t *testing.T) {
@@ -43,9 +41,7 @@ func TestMailboxLosesNothing(t *testing.T) {
 // their number disarms the relay.
 func TestProducersThatWaitForEachOtherDisarm(t *testing.T) {
 	t.Parallel()
-	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"wal_level": "replica", "max_wal_senders": "1"}})
-	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-	db := relaytest.At(t, server.DSN(""))
+	_, db := relaytest.ServeCopy(t, localpg.Options{Settings: map[string]string{"wal_level": "replica", "max_wal_senders": "1"}})
 	db.Route()
 	r := sessionOf(t, config(db, to(relaytest.NewReceiver(t, nil).URL)))
 	r.mailbox.listening.Store(true)

@@ -117,9 +117,7 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := open(t, dsn)
-	roles, err := os.ReadFile("../../migrations/roles.sql")
-	pgtest.Must(t, err)
-	execute(t, db, string(roles)+`; CREATE ROLE archiving_relay LOGIN IN ROLE outbox_relay`)
+	execute(t, db, migrations.Roles()+`; CREATE ROLE archiving_relay LOGIN IN ROLE outbox_relay`)
 	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE archiving_relay`) })
 	settled(t, db, 1, 10)
 	execute(t, db, `INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
@@ -167,9 +165,7 @@ func TestCommandsWithoutRights(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
-	roles, err := os.ReadFile("../../migrations/roles.sql")
-	pgtest.Must(t, err)
-	execute(t, db, string(roles)+`; CREATE ROLE looking_reader LOGIN IN ROLE outbox_reader; INSERT INTO outbox_route VALUES ('*', 'shop')`)
+	execute(t, db, migrations.Roles()+`; CREATE ROLE looking_reader LOGIN IN ROLE outbox_reader; INSERT INTO outbox_route VALUES ('*', 'shop')`)
 	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE looking_reader`) })
 	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "looking_reader@", 1)}
 	const needs = " (SQLSTATE 42501); this login needs a role of migrations/roles.sql: outbox_reader to look, outbox_relay to change something; only the owner of the tables migrates\n"

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/url"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -286,12 +285,10 @@ func TestSecurityInboxSupport(t *testing.T) {
 		}
 	}
 	lacking("inbox_support", "inbox", "status")
-	roles, err := os.ReadFile("../../migrations/roles.sql")
-	pgtest.Must(t, err)
 	conn, err := pgx.Connect(t.Context(), server.DSN(""))
 	pgtest.Must(t, err)
 	defer conn.Close(t.Context())
-	if _, err := conn.PgConn().Exec(t.Context(), string(roles)).ReadAll(); err != nil {
+	if _, err := conn.PgConn().Exec(t.Context(), migrations.Roles()).ReadAll(); err != nil {
 		t.Fatal(err)
 	}
 	lacking("inbox_support", "inbox", "list")

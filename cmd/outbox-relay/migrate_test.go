@@ -79,9 +79,10 @@ func execute(t *testing.T, db *sql.DB, statement string, args ...any) {
 	}
 }
 
-// tables counts the tables, functions and views of a schema, but for goose's own.
+// tables counts the tables, functions, domains and views of a schema, but for goose's own.
 const tables = `SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = $1::regnamespace AND relname NOT LIKE '%_schema_version%')
-	+ (SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace)`
+	+ (SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace)
+	+ (SELECT count(*) FROM pg_type WHERE typnamespace = $1::regnamespace AND typtype = 'd')`
 
 func TestMigrateUpDownUp(t *testing.T) {
 	t.Parallel()
@@ -98,6 +99,7 @@ func TestMigrateUpDownUp(t *testing.T) {
 
 			runMigrate(dsn, "down", "--yes", flag).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
 			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+			before := query[int](t, db, tables, "public")
 			runMigrate(dsn, "up", flag).expect(t, 0, latest, "")
 			runMigrate(dsn, "down", flag, "--yes", "--to", fmt.Sprint(len(names))).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version %d\n", set, len(names)), "")
 			runMigrate(dsn, "down", flag, "--yes").expect(t, 0, lines("reverted", reverted[:1])+fmt.Sprintf("%s schema is at version %d\n", set, len(names)-1), "")
@@ -105,6 +107,7 @@ func TestMigrateUpDownUp(t *testing.T) {
 			runMigrate(dsn, "down", flag, "-y", "--to", "0").expect(t, 0, lines("reverted", reverted)+fmt.Sprintf("%s schema is at version 0\n", set), "")
 			testkit.Equal(t, "tables or functions are left", query[int](t, db, tables, "public"), 0)
 			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+			testkit.Equal(t, "tables and functions are back", query[int](t, db, tables, "public"), before)
 		})
 	}
 }

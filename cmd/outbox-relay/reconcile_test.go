@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
 	"strings"
 	"testing"
 
@@ -253,10 +252,8 @@ func TestReconcileNeedsReadersRights(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), server.DSN(""))
 	pgtest.Must(t, err)
 	defer conn.Close(t.Context())
-	roles, err := os.ReadFile("../../migrations/roles.sql")
-	pgtest.Must(t, err)
 	for _, statement := range []string{
-		string(roles), "CREATE ROLE reads LOGIN; CREATE ROLE supports LOGIN; GRANT outbox_reader TO reads",
+		migrations.Roles(), "CREATE ROLE reads LOGIN; CREATE ROLE supports LOGIN; GRANT outbox_reader TO reads",
 		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 'paid', '{}', k, now() - interval '2 hours' FROM unnest(ARRAY['k', 'lost']) k;
 		 INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT id, 'shop', 'delivered', now() - interval '1 hour' FROM outbox;
 		 INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('shop', 'billing', 'k', 'recorded', now() - interval '1 hour');

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // statements counts what a pool sends: every statement by itself and in batches.
@@ -86,9 +86,7 @@ func TestIdleInboxAsksLittle(t *testing.T) {
 func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
-	roles, err := os.ReadFile("../../migrations/roles.sql")
-	pgtest.Must(t, err)
-	pgtest.Exec(t, p.Pool, string(roles), pgx.QueryExecModeSimpleProtocol)
+	pgtest.Exec(t, p.Pool, migrations.Roles(), pgx.QueryExecModeSimpleProtocol)
 	p.MustExec("GRANT INSERT ON effect TO inbox_receiver")
 	dsn, err := url.Parse(p.DSN)
 	pgtest.Must(t, err)

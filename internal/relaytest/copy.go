@@ -30,6 +30,24 @@ func Serve(t testing.TB, o localpg.Options) (*localpg.Server, *Database) {
 	return server, At(t, server.DSN(""))
 }
 
+// ServeCopy is [Serve] for tests to which it does not matter that the server is a copy, as in
+// [pgtest.StartCopy].
+func ServeCopy(t testing.TB, o localpg.Options) (*localpg.Server, *Database) {
+	t.Helper()
+	server := pgtest.StartCopy(t, o)
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	return server, At(t, server.DSN(""))
+}
+
+// WhileDown shuts a server down in order, and starts it again after do.
+func (db *Database) WhileDown(server *localpg.Server, do func()) {
+	db.Helper()
+	Must(db, server.Shutdown(db.Context()))
+	do()
+	Must(db, server.StartAgain(db.Context()))
+	db.Pool.Reset()
+}
+
 // FromTemplate copies the database with CREATE DATABASE … TEMPLATE, for which it closes the pool.
 func (db *Database) FromTemplate() *Database {
 	db.Helper()

@@ -11,7 +11,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	outboxes "github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -31,9 +30,7 @@ func newRoom(t testing.TB) *room {
 // onServer returns one on its own server.
 func onServer(t testing.TB, options localpg.Options) *room {
 	t.Helper()
-	dsn := pgtest.StartCopy(t, options).DSN("")
-	pgtest.Migrate(t, dsn, outboxes.Outbox)
-	db := &relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}
+	_, db := relaytest.ServeCopy(t, options)
 	db.Route("default")
 	return registered(db)
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -132,14 +131,10 @@ var faults = map[string]fault{
 		p.execute("CREATE SCHEMA app", "ALTER DATABASE "+p.name+" SET search_path = app")
 	}, "schema", "search_path does not lead to the outbox, which is in the schema public", "search_path=public"},
 	"a role that lost rights": {func(p *patient) {
-		script, err := os.ReadFile("../../../migrations/roles.sql")
-		relaytest.Must(p, err)
-		p.execute(string(script), "REVOKE SELECT ON outbox_audit FROM outbox_reader")
+		p.execute(migrations.Roles(), "REVOKE SELECT ON outbox_audit FROM outbox_reader")
 	}, "rights", "the role outbox_reader lacks SELECT on outbox_audit", "outbox-relay migrate roles"},
 	"applications that share an outbox": {func(p *patient) {
-		script, err := os.ReadFile("../../../migrations/roles.sql")
-		relaytest.Must(p, err)
-		p.execute(string(script), "CREATE ROLE billing LOGIN IN ROLE outbox_producer", `CREATE ROLE "Web shop" LOGIN IN ROLE outbox_producer`)
+		p.execute(migrations.Roles(), "CREATE ROLE billing LOGIN IN ROLE outbox_producer", `CREATE ROLE "Web shop" LOGIN IN ROLE outbox_producer`)
 	}, "rights", `2 logins share this outbox: "Web shop", billing; each can take the idempotency keys of the others, and hold up their ordering keys`, "an outbox in its own schema"},
 	"autovacuum": {func(p *patient) {
 		p.execute("ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)")

@@ -18,9 +18,7 @@ import (
 // The roles of roles.sql are enough for what is asked and done about events that are not routed.
 func TestRightsOnUnroutedEvents(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.StartCopy(t, localpg.Options{}).DSN("") // roles belong to the whole server
-	pgtest.Migrate(t, dsn, migrations.Outbox)
-	db := &relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}
+	_, db := relaytest.ServeCopy(t, localpg.Options{}) // roles belong to the whole server
 	db.Exec(migrations.Roles())
 	db.Route()
 	db.Serve("default")
@@ -28,7 +26,7 @@ func TestRightsOnUnroutedEvents(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default'); UPDATE outbox_watch SET sample = '{"terms": {"lag_over": 600}}'`)
 	as := func(role string) *pgxpool.Pool {
 		t.Helper()
-		return pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) {
+		return pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) {
 			cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 				_, err := conn.Exec(ctx, `SET ROLE `+role)
 				return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -26,9 +24,8 @@ import (
 // others.
 func alone(t *testing.T, settings map[string]string) *relaytest.Database {
 	t.Helper()
-	dsn := pgtest.StartCopy(t, localpg.Options{Settings: settings}).DSN("")
-	pgtest.Migrate(t, dsn, migrations.Outbox)
-	return &relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}
+	_, db := relaytest.ServeCopy(t, localpg.Options{Settings: settings})
+	return db
 }
 
 // connect opens a session that executes statements.
@@ -132,9 +129,7 @@ func feedBack(db *relaytest.Database, slot string, xmin uint32) {
 func TestHiddenSessionsAreAdmitted(t *testing.T) {
 	t.Parallel()
 	db := alone(t, nil)
-	script, err := os.ReadFile("../../../migrations/roles.sql")
-	relaytest.Must(t, err)
-	db.Exec(string(script))
+	db.Exec(migrations.Roles())
 	db.Exec(`CREATE ROLE plain LOGIN; GRANT outbox_relay TO plain`)
 	other := connect(db, "other", `BEGIN; SELECT pg_current_xact_id()`)
 	dsn := strings.Replace(db.DSN, relaytest.Row[string](db, `SELECT current_user::text`)+"@", "plain@", 1)
