@@ -3,20 +3,15 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -105,32 +100,12 @@ func TestBatchesEndToEnd(t *testing.T) {
 	}
 }
 
-// A receiver that has sent no word of batches gets none, and all events.
-func TestBatchesAtAReceiverWithoutThem(t *testing.T) {
-	t.Parallel()
-	sender := relaytest.At(t, pgtest.New(t, migrations.Outbox))
-	rc := relaytest.NewReceiver(t, nil)
-	relay := start(t, []string{"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + rc.URL, "OUTBOX_DEFAULTS_BATCH_MAX=50"})
-	sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, 300) i`)
-	relaytest.Becomes(sender, 300, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
-	relay.end(t, 0)
-	for _, r := range rc.All() {
-		if webhook.IsBatch(r.Header) {
-			t.Fatal("got a batch")
-		}
-	}
-	if rc.Total() != 300 || !strings.Contains(relay.stderr.String(), "does not take batches") {
-		t.Errorf("%d requests; the log says %s", rc.Total(), relay.stderr.String())
-	}
-}
-
 // takesBatches is a receiver that takes batches, and does nothing but answer.
-func takesBatches(b *testing.B, arrived func(payload []byte)) http.Handler {
+func takesBatches(b *testing.B) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set(webhook.AcceptPost, webhook.BatchType)
 		if !webhook.IsBatch(r.Header) {
-			arrived(body)
 			return
 		}
 		all, err := webhook.ParseBatch(body, receivertest.Must(webhook.BatchSize(r.Header)))
@@ -138,7 +113,6 @@ func takesBatches(b *testing.B, arrived func(payload []byte)) http.Handler {
 		w.Header().Set("Content-Type", webhook.BatchResultType)
 		var answer []byte
 		for _, e := range all {
-			arrived(e.Body)
 			answer = webhook.AppendLine(answer, webhook.BatchResult{Key: e.Header[webhook.IdempotencyKey], Status: http.StatusNoContent})
 		}
 		_, _ = w.Write(answer)
@@ -149,7 +123,7 @@ func takesBatches(b *testing.B, arrived func(payload []byte)) http.Handler {
 // to the middleware.
 func BenchmarkBatches(b *testing.B) {
 	const events = 20_000
-	plain := takesBatches(b, func([]byte) {})
+	plain := takesBatches(b)
 	inbox := relaytest.At(b, pgtest.New(b, migrations.Inbox))
 	inbox.Exec(`CREATE TABLE effect (key text)`)
 	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
@@ -186,50 +160,6 @@ func BenchmarkBatches(b *testing.B) {
 				server.Close()
 			}
 			b.ReportMetric(float64(events*b.N)/b.Elapsed().Seconds(), "events/s")
-		})
-	}
-}
-
-// BenchmarkBatchLatency commits 1,000 events a second, and measures from before each insert to the
-// arrival at a receiver that takes batches.
-func BenchmarkBatchLatency(b *testing.B) {
-	const rate, seconds = 1000, 10
-	for _, c := range []struct {
-		name string
-		env  []string
-	}{{"single", nil}, {"batch", []string{"OUTBOX_DEFAULTS_BATCH_MAX=100"}}} {
-		b.Run(c.name, func(b *testing.B) {
-			var mu sync.Mutex
-			var took []float64 // milliseconds
-			arrived := func(payload []byte) {
-				at, err := strconv.ParseInt(string(payload), 10, 64)
-				pgtest.Must(b, err)
-				mu.Lock()
-				defer mu.Unlock()
-				took = append(took, time.Since(time.UnixMicro(at)).Seconds()*1000)
-			}
-			server := httptest.NewServer(takesBatches(b, arrived))
-			defer server.Close()
-			sender := relaytest.At(b, pgtest.New(b, migrations.Outbox))
-			relay := start(b, append(c.env, "OUTBOX_DATABASE_URL="+sender.DSN, "OUTBOX_DESTINATION_URL="+server.URL, "OUTBOX_SIGNING_SECRET="+receivertest.SecretText))
-			insert := func(i int) {
-				sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', $1::text::json, $2)`, strconv.FormatInt(time.Now().UnixMicro(), 10), fmt.Sprint(i))
-			}
-			insert(0)
-			relaytest.Becomes(sender, 1, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
-			var inserting sync.WaitGroup
-			tick := time.NewTicker(time.Second / rate)
-			defer tick.Stop()
-			for i := 1; i <= rate*seconds; i++ {
-				<-tick.C
-				inserting.Go(func() { insert(i) })
-			}
-			inserting.Wait()
-			relaytest.Becomes(sender, rate*seconds+1, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
-			relay.end(b, 0)
-			slices.Sort(took)
-			b.ReportMetric(took[len(took)/2], "p50-ms")
-			b.ReportMetric(took[len(took)*99/100], "p99-ms")
 		})
 	}
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -183,68 +182,6 @@ func BenchmarkInboxDrain(b *testing.B) {
 			b.ReportMetric(float64(b.N)/float64(claims.n.Load()-before), "events/claim")
 		})
 	}
-}
-
-// BenchmarkInboxWhileRecording measures how fast a process works events while as many as the pool
-// allows come in, as a part of how fast it does when they no longer do. An iteration is ten times
-// half a second of either, as long as there are events: they take turns, so that both meet the same
-// machine, and what has piled up before keeps the workers busy.
-func BenchmarkInboxWhileRecording(b *testing.B) {
-	const phase, turns, piled = time.Second / 2, 10, 10_000
-	server := pgtest.Start(b, localpg.Options{Durable: true})
-	dsn := server.DSN("postgres")
-	pgtest.Migrate(b, dsn, migrations.Inbox)
-	pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "12"))
-	pgtest.Exec(b, pool, chaosSchema)
-	var worked, recorded atomic.Int64
-	cfg := chaosConfig(workAsBidden("benchmark", true))
-	cfg.Config.Secrets, cfg.Config.Verify.AllowUnsigned = nil, true
-	cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
-		if r.Inbox {
-			worked.Add(1)
-		}
-	}
-	cfg.Config.Source = "outbox"
-	pileUp(b, pool, cfg.Config.Source, piled, 0)
-	in := receivertest.Must(inbox.New(pool, cfg))
-	handler := in.Handler()
-	ctx, stop := context.WithCancel(b.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = in.Run(ctx) })
-	defer running.Wait()
-	defer stop()
-	busy, calm := 0.0, 0.0
-	one := func() {
-		var recording sync.WaitGroup
-		until, before := time.Now().Add(phase), worked.Load()
-		for range 64 {
-			recording.Go(func() {
-				for time.Now().Before(until) {
-					r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(`{"bidding":"succeed"}`))
-					r.Header.Set(webhook.IdempotencyKey, fmt.Sprint("recorded", recorded.Add(1)))
-					r.Header.Set(webhook.EventType, "invoice.created")
-					handler.ServeHTTP(httptest.NewRecorder(), r)
-				}
-			})
-		}
-		recording.Wait()
-		busy += float64(worked.Load()-before) / phase.Seconds()
-		began, before := time.Now(), worked.Load()
-		for tick := time.NewTicker(time.Millisecond); worked.Load() < piled+recorded.Load() && time.Since(began) < phase; {
-			<-tick.C
-		}
-		calm += float64(worked.Load()-before) / time.Since(began).Seconds()
-	}
-	for b.Loop() {
-		for range turns {
-			one()
-		}
-	}
-	b.ReportMetric(busy/calm, "busy/calm")
-	b.ReportMetric(calm/turns/float64(b.N), "worked-calm/s")
-	b.ReportMetric(busy/turns/float64(b.N), "worked-busy/s")
-	b.ReportMetric(float64(recorded.Load())/turns/phase.Seconds()/float64(b.N), "recorded/s")
-	b.ReportMetric(0, "ns/op")
 }
 
 // pileUp records events as Handler does, at once.

@@ -110,17 +110,6 @@ func TestNoAcknowledgement(t *testing.T) {
 	expect(t, "stopped", publish(ctx, clientOf(t, s.address), "1"), policy.Result{Reason: policy.ReasonShutdown, Posted: true}, "")
 }
 
-// A server that asks its clients to leave gets no further message: it goes over another connection.
-func TestLameDuckGetsNoFurtherMessage(t *testing.T) {
-	t.Parallel()
-	s := imitate(t, map[string]string{"outbox.paid": stored, "CONNECT": `INFO {"server_id":"S","ldm":true,"headers":true,"max_payload":1048576}`})
-	c := clientOf(t, s.address)
-	relaytest.Eventually(t, "another connection", func() bool {
-		attempt(t, c)
-		return strings.Count(s.said(&s.connects), "CONNECT") > 1
-	})
-}
-
 // Attempts that find no connection wait for one of them to make it, and share its error.
 func TestAttemptsShareAConnection(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -21,6 +23,7 @@ import (
 // A batchReceiver takes batches, unless answer says otherwise, and notes what it gets.
 type batchReceiver struct {
 	*relaytest.Receiver
+	logged  testkit.Buffer
 	mu      sync.Mutex
 	singles []string
 	batches [][]string
@@ -91,6 +94,7 @@ func deliverInBatches(t testing.TB, b *batchReceiver, n, most int) (results map[
 	d.Headers = map[string]string{"X-Event-Stage": "test", "ce_zone": "a"} // of the batch, and signed with it
 	d.Batch.Max, d.SigningSecrets = most, []webhook.Secret{secret(t, batchSecret)}
 	e := endpointOf(t, d)
+	e.Log = zerolog.New(&b.logged)
 	deliver := func(key string) policy.Result {
 		m := order()
 		m.Key, m.Attempt, m.Payload = &key, 1, []byte(payloadOf(key))
@@ -290,9 +294,10 @@ func TestBatchesNeedAnOffer(t *testing.T) {
 			batches++
 		}
 	})
-	deliverMany(t, &batchReceiver{Receiver: plain}, 50)
-	if batches > 0 {
-		t.Errorf("%d batches", batches)
+	without := &batchReceiver{Receiver: plain}
+	deliverMany(t, without, 50)
+	if batches > 0 || plain.Total() != 51 || !strings.Contains(without.logged.String(), "does not take batches") {
+		t.Errorf("%d batches, %d requests: %s", batches, plain.Total(), without.logged.String())
 	}
 	b := newBatchReceiver(t, nil)
 	d := destinationOf(b.URL, post.Wire{}, post.Egress{})

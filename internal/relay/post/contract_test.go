@@ -163,20 +163,3 @@ func TestSecurityEventsThatNoRequestCanExpress(t *testing.T) {
 		}
 	}
 }
-
-func TestSecurityEventsCannotSetHeadersOfTheContract(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{
-		"x-idempotency-key", "X-Outbox-Event-Type", "x-outbox-anything", "Webhook-Id", "webhook-signature", "Host",
-		"Content-Length", "Content-Type", "Connection", "Transfer-Encoding", "upgrade", "TE", "Trailer", "Keep-Alive",
-		"Expect", "Proxy-Authorization", "proxy-connection",
-	} {
-		m := order()
-		m.Headers = []byte(`{"` + name + `": "x"}`)
-		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, m)
-		relaytest.Must(t, err)
-		if got := req.Header.Values(name); slices.Contains(got, "x") || req.Host != "receiver.test" {
-			t.Errorf("%s is sent as %q", name, got)
-		}
-	}
-}

@@ -191,6 +191,11 @@ func TestSecurityAllowPrivate(t *testing.T) {
 			}
 		}
 	}
+	for _, odd := range [][2]string{{"udp4", "8.8.8.8:53"}, {"unix", "/var/run/x.sock"}, {"tcp4", "nonsense"}, {"tcp", "127.0.0.1:80"}} {
+		if err := (post.Egress{}).Control(t.Context(), odd[0], odd[1], nil); err == nil {
+			t.Errorf("%s is dialled", odd)
+		}
+	}
 	testkit.ErrorContains(t, "error", (post.Egress{AllowPrivate: some}).Guard(netip.MustParseAddr("10.21.0.1")), "10.21.0.1 is private and not within egress.allow_private")
 	rc := relaytest.NewReceiver(t, nil)
 	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: networks("10.0.0.0/8")})); v.Reason != policy.ReasonEgress {
