@@ -19,7 +19,7 @@ func TestHousekeepingHoldsOneConnection(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET destination = ''; INSERT INTO outbox_destination (destination, parked_after) VALUES ('default', 0)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, count) VALUES ('failed', 'default', 1)`)
 	db.Exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			PERFORM pg_sleep(3);
+			PERFORM pg_sleep(1);
 			IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
 			RETURN NEW; END $$;
 		CREATE TRIGGER slow BEFORE UPDATE ON outbox_watch FOR EACH ROW EXECUTE FUNCTION slow();

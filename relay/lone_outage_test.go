@@ -61,7 +61,7 @@ func TestOutageOfALoneEvent(t *testing.T) {
 	t.Parallel()
 	const rounds, length = 14, 4*time.Hour + 30*time.Minute // longer than the longest delay of the schedule
 	for reason, url := range unreachable(t) {
-		for _, relays := range []int{1, 2, 4} {
+		for _, relays := range []int{1, 4} {
 			t.Run(fmt.Sprintf("%s, %d relays", reason, relays), func(t *testing.T) {
 				t.Parallel()
 				db := relaytest.Covered(t)

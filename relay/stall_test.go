@@ -63,28 +63,6 @@ func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	relaytest.Becomes(db, "open", `SELECT breaker FROM outbox_destination WHERE destination = 'a'`)
 }
 
-// A payload that cannot be read, as on a damaged page, is tried again now and then, not all the
-// time.
-func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
-	testsize.Long(t)
-	t.Parallel()
-	db := relaytest.Covered(t)
-	rc := relaytest.NewReceiver(t, nil)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
-	letPass(db, time.Minute)
-	db.Exec(`CREATE FUNCTION damaged() RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'missing chunk number 0 for toast value' USING ERRCODE = 'XX001'; END $$;
-		ALTER TABLE outbox RENAME TO stored;
-		CREATE VIEW outbox AS SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at, xid,
-			CASE WHEN current_query() LIKE 'SELECT CASE WHEN octet_length(payload%' THEN damaged() ELSE payload END AS payload FROM stored`)
-	began := time.Now()
-	r := start(t, config(db, to(rc.URL)))
-	const times = 6
-	r.await(t, "an unreadable payload", func(o *observer) bool { return o.failures["load payload"] >= times })
-	if took := time.Since(began); took < (times-2)*time.Second/2 {
-		t.Errorf("tried %d times within %s", times, took)
-	}
-}
-
 // A scan through much that cannot be claimed continues by itself, also when the relay has nothing
 // else to do.
 func TestScanContinuesInAnIdleRelay(t *testing.T) {

@@ -25,60 +25,51 @@ func takeAs(db *relaytest.Database, on pg.DB, relayID int32) {
 const deadRelay = 9999
 
 // A range of a dead relay waits until a living one has no earlier event of its keys in hand. Until
-// then nothing that follows in any of its keys is sent.
+// then nothing that follows in any of its keys is sent, also behind an event that joins its key
+// meanwhile.
 func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
-	rc := relaytest.NewReceiver(t, nil)
-	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
-	db.Exec(insertKeyedEvent, "j-1", "j")
-	takeAs(db, db.Pool, living)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'k-1', 'k'), ('t', '{}', 'j-2', 'j')`)
-	takeAs(db, db.Pool, deadRelay)
-	db.Exec(insertKeyedEvent, "k-2", "k")
-	takeAs(db, db.Pool, deadRelay)
-
-	r := start(t, config(db, to(rc.URL)))
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
-	db.Exec(insertKeyedEvent, "k-3", "k")
-	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay_id NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
-	if n := rc.Total(); n > 0 {
-		t.Errorf("sent: %v", rc.Keys())
+	for name, c := range map[string]struct {
+		after string // is the first event of the key k due
+		taken []string
+		sent  []string
+	}{
+		"due":                 {"0", []string{"k-2"}, []string{"k-1", "k-2", "k-3"}},
+		"joins its key later": {"500 milliseconds", nil, []string{"k-1", "k-3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.New(t)
+			rc := relaytest.NewReceiver(t, nil)
+			living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
+			db.Exec(insertKeyedEvent, "j-1", "j")
+			takeAs(db, db.Pool, living)
+			db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
+				VALUES ('t', '{}', 'k-1', 'k', now() + $1::interval), ('t', '{}', 'j-2', 'j', now())`, c.after)
+			takeAs(db, db.Pool, deadRelay)
+			for _, key := range c.taken {
+				db.Exec(insertKeyedEvent, key, "k")
+				takeAs(db, db.Pool, deadRelay)
+			}
+			r := start(t, config(db, to(rc.URL)))
+			relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
+			relaytest.Becomes(db, true, `SELECT now() > max(available_at) + interval '100 milliseconds' FROM outbox`)
+			db.Exec(insertKeyedEvent, "k-3", "k")
+			relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay_id NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
+			if n := rc.Total(); n > 0 {
+				t.Errorf("sent: %v", rc.Keys())
+			}
+			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery`); n > 0 && c.taken != nil {
+				t.Errorf("%d have rows, which any relay could claim", n)
+			}
+			db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
+			r.settles(t, policy.Delivered, 2+len(c.sent))
+			testkit.Equal(t, "sent", slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }), c.sent)
+			if slices.Index(rc.Keys(), "j-1") > slices.Index(rc.Keys(), "j-2") {
+				t.Errorf("%v", rc.Keys())
+			}
+		})
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery`); n > 0 {
-		t.Errorf("%d have rows, which any relay could claim", n)
-	}
-	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
-	r.settles(t, policy.Delivered, 5)
-	keys := slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' })
-	if !slices.Equal(keys, []string{"k-1", "k-2", "k-3"}) || slices.Index(rc.Keys(), "j-1") > slices.Index(rc.Keys(), "j-2") {
-		t.Errorf("%v", rc.Keys())
-	}
-}
-
-// An event that joins its key later waits with its rescued range for the range's other keys. It is
-// due meanwhile, so that nothing of its key may be sent before it.
-func TestRescuedRangeThatWaitsKeepsTheKeysOfWhatJoinsLater(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	rc := relaytest.NewReceiver(t, nil)
-	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
-	db.Exec(insertKeyedEvent, "j-1", "j")
-	takeAs(db, db.Pool, living)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-		VALUES ('t', '{}', 'late', 'k', now() + interval '500 milliseconds'), ('t', '{}', 'j-2', 'j', now())`)
-	takeAs(db, db.Pool, deadRelay)
-	r := start(t, config(db, to(rc.URL)))
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
-	relaytest.Becomes(db, true, `SELECT now() > max(available_at) + interval '100 milliseconds' FROM outbox`)
-	db.Exec(insertKeyedEvent, "k-1", "k")
-	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay_id NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
-	if n := rc.Total(); n > 0 {
-		t.Errorf("sent: %v", rc.Keys())
-	}
-	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
-	r.settles(t, policy.Delivered, 4)
-	testkit.Equal(t, "sent", slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }), []string{"late", "k-1"})
 }
 
 // A relay that takes over a range while it has earlier events of its keys in hand makes rows of

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -171,11 +172,12 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 	events, orderings := map[string]*event{}, map[string]string{}
 	clock := func() time.Time { return relaytest.Row[time.Time](db, `SELECT clock_timestamp()`) }
 	const keys, each = 20, 40
+	now := clock()
 	for i := range each {
 		for k := range keys {
 			ordering := fmt.Sprint("o", k)
 			key := fmt.Sprintf("e-%d-%s%s", i, strings.Repeat("x", 1+random.IntN(9)), ordering)
-			e := &event{first: clock()}
+			e := &event{first: now} // after the event before
 			switch random.IntN(4) {
 			case 0:
 				later(db, key, ordering, 1, fmt.Sprint(1+random.IntN(4000), " milliseconds"))
@@ -186,7 +188,8 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 			default:
 				db.Exec(insertKeyedEvent, key, ordering)
 			}
-			e.key, e.latest = key, clock()
+			now = clock()
+			e.key, e.latest = key, now
 			events[key], orderings[key] = e, ordering
 		}
 		if i%10 == 9 {
@@ -198,8 +201,10 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox o WHERE available_at < now() + interval '1 day'
 		AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id AND d.status = 'delivered')`)
 	two.stop()
-	for key, e := range events {
-		if due := relaytest.Row[time.Time](db, `SELECT available_at FROM outbox WHERE idempotency_key = $1`, key); due.After(e.latest) {
+	available := relaytest.Rows[time.Time](db, `SELECT available_at FROM outbox ORDER BY idempotency_key COLLATE "C"`)
+	for i, key := range slices.Sorted(maps.Keys(events)) {
+		e := events[key]
+		if due := available[i]; due.After(e.latest) {
 			e.first, e.latest = due, due
 		} else if due.After(e.first) {
 			e.first = due
