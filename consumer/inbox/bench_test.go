@@ -3,7 +3,7 @@ package inbox_test
 import (
 	"context"
 	"fmt"
-	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -30,10 +30,28 @@ const latencyRate = 500
 
 // latencySchema remembers in which transaction an event was recorded: finishing it writes its row
 // again.
-const latencySchema = chaosSchema + `;
+const latencySchema = inboxSchema + `
 CREATE TABLE recorded (key text NOT NULL);
 CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';
 CREATE TRIGGER note_recorded AFTER INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
+
+// benchConfig is an inbox whose handler makes one effect.
+func benchConfig() inbox.Config {
+	return inbox.Config{
+		Config: consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)},
+		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
+		},
+		Workers: 8,
+	}
+}
+
+// workForBenchmark is a process that works events, and says when it begins.
+func workForBenchmark(p *receivertest.Player) {
+	in := receivertest.Must(inbox.New(p.Pool(), benchConfig()))
+	fmt.Println("ready")
+	panic(in.Run(context.Background()))
+}
 
 // BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and
 // measures from the commit that recorded an event to the commit of its effect; both times are the
@@ -47,14 +65,9 @@ func BenchmarkInboxLatency(b *testing.B) {
 			pgtest.Migrate(b, dsn, migrations.Inbox)
 			pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "16"))
 			pgtest.Exec(b, pool, latencySchema)
-			in := receivertest.Must(inbox.New(pool, chaosConfig(workAsBidden("benchmark", true))))
+			in := receivertest.Must(inbox.New(pool, benchConfig()))
 			if elsewhere {
-				ready := make(chan struct{})
-				begun := sync.OnceFunc(func() { close(ready) })
-				p, err := receivertest.Launch(b.Context(), "work", receivertest.WithSetting(dsn, "pool_max_conns", "16"), func(string) { begun() }, inboxCalm+"=yes")
-				pgtest.Must(b, err)
-				defer p.Kill()
-				<-ready
+				receivertest.LaunchFor(b, "work", receivertest.WithSetting(dsn, "pool_max_conns", "16")).WantLine(b)
 			} else {
 				ctx, stop := context.WithCancel(b.Context())
 				var working sync.WaitGroup
@@ -82,30 +95,16 @@ func BenchmarkInboxLatency(b *testing.B) {
 // bringOnTime sends so many events, each at its time, and returns the times when all are done.
 func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, prefix string, events int) map[string]time.Time {
 	planned := make(map[string]time.Time, events)
+	sender := &receivertest.Env{T: b, URL: receiver.URL, Client: receiver.Client()}
 	begun := time.Now()
 	var all sync.WaitGroup
 	for i := range events {
-		e := &brought{Key: prefix + strconv.Itoa(i), Type: "invoice.created", Bidding: toSucceed}
-		at := begun.Add(time.Duration(i) * time.Second / latencyRate)
-		planned[e.Key] = at
+		key, at := prefix+strconv.Itoa(i), begun.Add(time.Duration(i)*time.Second/latencyRate)
+		planned[key] = at
 		<-time.After(time.Until(at))
 		all.Go(func() {
-			body := e.body()
-			r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, receiver.URL, strings.NewReader(body))
-			if err != nil {
-				b.Error(err)
-				return
-			}
-			signAs(r.Header, e, body, 1)
-			resp, err := receiver.Client().Do(r)
-			if err != nil {
-				b.Error(err)
-				return
-			}
-			text, _ := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode != http.StatusAccepted {
-				b.Errorf("%s was answered %d %s", e.Key, resp.StatusCode, text)
+			if answer, err := sender.Try(sender.NewRequest(key, "{}")); err != nil || answer.Status != http.StatusAccepted {
+				b.Errorf("%s was answered %d %s, %v", key, answer.Status, answer.Body, err)
 			}
 		})
 	}
@@ -159,14 +158,14 @@ func BenchmarkInboxDrain(b *testing.B) {
 	pool, err := pgxpool.NewWithConfig(b.Context(), traced)
 	pgtest.Must(b, err)
 	defer pool.Close()
-	pgtest.Exec(b, pool, chaosSchema)
+	pgtest.Exec(b, pool, inboxSchema)
 	for name, keys := range map[string]int{"no-keys": 0, "100-keys": 100} {
 		b.Run(name, func(b *testing.B) {
 			ctx, stop := context.WithCancel(b.Context())
 			defer stop()
 			var left atomic.Int64
 			left.Store(int64(b.N))
-			cfg := chaosConfig(workAsBidden("benchmark", true))
+			cfg := benchConfig()
 			cfg.Config.Source = "outbox-" + name + strconv.Itoa(b.N)
 			cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 				if r.Inbox && left.Add(-1) == 0 {
@@ -189,7 +188,7 @@ func pileUp(b *testing.B, pool *pgxpool.Pool, source string, events, keys int) {
 	pgtest.Exec(b, pool, `
 		INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
 			ordering_key, sequence, next_attempt_at)
-		SELECT 'test', $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
+		SELECT 'test', $1, 'k' || i, 'invoice.created', 'pending', 0, '{}',
 			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
 			'order-' || i % nullif($3::integer, 0), i, CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
 		FROM generate_series(1, $2::integer) i`, source, events, keys)

@@ -90,14 +90,17 @@ func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	p.WantRows("k", 0, 1)
 }
 
-// No setting of a handler reaches the next event, nor the statements of the inbox itself.
+// No setting of a handler reaches the next event, nor the statements of the inbox itself, which do
+// not use tables of the same names in a tenant's schema.
 func TestSecurityInboxSettingsReachNoOtherEvent(t *testing.T) {
 	t.Parallel()
 	const session = `SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings WHERE source = 'session'`
 	p := newInbox(t, inbox.Config{})
-	p.MustExec(`CREATE TABLE met (session text)`)
+	p.MustExec(`CREATE TABLE met (session text); CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL);
+		CREATE TABLE tenant.inbox_events (LIKE inbox_events INCLUDING ALL)`)
 	p.openOn(p.configured(func(cfg *pgxpool.Config) { cfg.MaxConns = 5 }), inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		err := sent(ctx, "INSERT INTO met "+session, "SET statement_timeout = '7s'", "SET default_transaction_read_only = on", "SET app.tenant = '42'")
+		err := sent(ctx, "INSERT INTO met "+session, "SET statement_timeout = '7s'", "SET default_transaction_read_only = on", "SET app.tenant = '42'",
+			"SELECT set_config('search_path', 'tenant, public', false)")
 		if event.IdempotencyKey == "6" || err != nil {
 			return errors.Join(err, receivertest.ErrHandler)
 		}
@@ -111,6 +114,7 @@ func TestSecurityInboxSettingsReachNoOtherEvent(t *testing.T) {
 	if n := p.Count("SELECT count(DISTINCT session) FROM met"); n != 1 || p.Count("SELECT count(*) FROM met") != 11 {
 		t.Errorf("the handlers of %d events met %d sessions", p.Count("SELECT count(*) FROM met"), n)
 	}
+	testkit.Equal(t, "rows in the tenant's tables", p.Count("SELECT (SELECT count(*) FROM tenant.processed_events) + (SELECT count(*) FROM tenant.inbox_events)"), 0)
 }
 
 // A handler may read and change its event's row, such as to remove what is personal in it.

@@ -31,8 +31,7 @@ func TestMain(m *testing.M) {
 	runMoreAtOnce()
 	receivertest.RunTests(m, map[string]func(p *receivertest.Player){
 		"work-die": workAndDie,
-		"record":   recordOnly,
-		"work":     recordAndWork,
+		"work":     workForBenchmark,
 	})
 }
 

@@ -36,8 +36,11 @@ var (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(receiverDatabase) != "" {
-		fmt.Fprintln(os.Stderr, receive())
-		os.Exit(1)
+		if err := receive(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	process.ClearEnvironment()
 	pgtest.RunTests(m)
@@ -84,23 +87,36 @@ func TestCrampedRelay(t *testing.T) {
 // effect doubled, each key keeps its order, and each request that is more than one has a recorded
 // cause.
 func TestChaos(t *testing.T) {
-	lasts := testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second))
-	rests := lasts >= 2*time.Minute // so that no fault is near many requests
+	s := openStage(t, chosenSeed(t), false)
+	if *age > 0 {
+		s.makeOld()
+	}
+	s.endureFaults(testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second)), 200)
+}
+
+func chosenSeed(t *testing.T) uint64 {
 	seed := *chaosSeed
 	if seed == 0 {
 		seed = rand.Uint64N(1_000_000)
 	}
 	t.Logf("repeat these faults with -seed %d", seed)
-	s := newStage(t, seed, 0)
-	if *age > 0 {
-		s.makeOld()
-	}
+	return seed
+}
+
+// endureFaults makes faults at random while producers commit, waits until everything is delivered,
+// and checks it. A receiver that records events is killed after each fault.
+func (s *stage) endureFaults(lasts time.Duration, perSecond float64) {
+	s.t.Helper()
+	rests := lasts >= 2*time.Minute // so that no fault is near many requests
 	s.openRelays(*relays)
 	s.wire.share.Store(1)
-	ended := s.produceMeanwhile(200, 0)
+	ended := s.produceMeanwhile(perSecond, 0)
 	faults := slices.Clip(faults)
 	if s.pooler != nil {
 		faults = append(faults, poolerDies)
+	}
+	if s.record {
+		faults = append(faults, receiversRestart)
 	}
 	begun := time.Now()
 	for said := begun; time.Since(begun) < lasts && s.Ctx.Err() == nil; {
@@ -109,38 +125,50 @@ func TestChaos(t *testing.T) {
 			pause += 6 * time.Second
 		}
 		<-time.After(pause)
-		f := faults[s.random.IntN(len(faults))]
-		s.making = f.name
-		f.make(s)
-		s.made[f.name]++
+		s.makeFault(faults[s.random.IntN(len(faults))])
+		if s.record {
+			s.makeFault(receiverKilled)
+		}
 		if time.Since(said) > time.Minute {
 			said = time.Now()
-			t.Logf("%s: %v", time.Since(begun).Round(time.Second), s.made)
+			s.t.Logf("%s: %v", time.Since(begun).Round(time.Second), s.made)
 		}
 	}
 	s.must(s.Ctx.Err())
 	s.wire.share.Store(0)
 	ended()
 	s.drained()
-	if *age > 0 {
+	if *age > 0 && !s.record {
 		s.agedWell()
 	}
 	s.afterwards()
-	figures := s.judge()
-	t.Logf("seed %d, %s, %d relays: %s; %s; answers lost: %v; the server's errors: %s", seed, lasts, *relays, figures, s.faultsMade(), s.lost, s.serverErrors())
+	s.wantFaultsToMatter(s.judge(), lasts, rests)
+}
+
+func (s *stage) makeFault(f fault) {
+	s.making = f.name
+	f.make(s)
+	s.made[f.name]++
+}
+
+// wantFaultsToMatter fails the test if its faults did nothing, or excuse too much.
+func (s *stage) wantFaultsToMatter(figures figures, lasts time.Duration, rests bool) {
+	s.t.Helper()
+	s.t.Logf("seed %d, %s, %d relays: %s; %s; answers lost: %v; the server's errors: %s", s.seed, lasts, *relays, figures, s.faultsMade(), s.lost, s.serverErrors())
 	if rests && figures.excused() > mostExcused {
-		t.Errorf("a fault would excuse %.1f %% of the requests that were accepted, more than %d: that judges too few", figures.excused(), mostExcused)
+		s.t.Errorf("a fault would excuse %.1f %% of the requests that were accepted, more than %d: that judges too few", figures.excused(), mostExcused)
 	}
 	if rests && figures.Overload > lasts/10 {
-		t.Errorf("the machine had too much to do for %s: that excuses too much that comes late", figures.Overload)
+		s.t.Errorf("the machine had too much to do for %s: that excuses too much that comes late", figures.Overload)
 	}
 	for making, n := range s.lost {
 		if n == 0 && s.made[making] >= 10 {
-			t.Errorf("%s, %d times, and none was lost", making, s.made[making])
+			s.t.Errorf("%s, %d times, and none was lost", making, s.made[making])
 		}
 	}
-	if figures.events == 0 || len(s.made) == 0 || figures.batched == 0 && *relays > 1 && !testing.Short() {
-		t.Error("nothing was sent, or nothing went wrong")
+	mayBatch := *relays > 1 && !s.record && !testing.Short()
+	if figures.events == 0 || len(s.made) == 0 || figures.batched == 0 && mayBatch {
+		s.t.Error("nothing was sent, or nothing went wrong")
 	}
 }
 

@@ -30,15 +30,10 @@ var faults = []fault{
 	{"relay reloads", func(s *stage) { s.on(s.relay().Unit, history.None, func(p *process.Process) { p.Signal("HUP") }) }},
 	{"relays restart in turn", func(s *stage) {
 		for _, r := range s.relays {
-			s.on(r.Unit, history.None, func(p *process.Process) {
-				if !p.Stop(patience) { // longer than it drains, and nothing else is wrong meanwhile
-					s.t.Errorf("%s was still there %s after SIGTERM", r.Role, patience)
-				}
-			})
-			s.reborn(r.Unit)
+			s.stopInOrder(r.Unit)
 		}
 	}},
-	{"receiver killed", func(s *stage) { s.on(s.receiver().Unit, history.None, (*process.Process).Kill) }},
+	receiverKilled,
 	{"receiver frozen", func(s *stage) { s.freeze(s.receiver().Unit, s.between(100*time.Millisecond, 5*time.Second)) }},
 	{"database crashes", func(s *stage) { s.restart(s.Server.StopImmediate, s.between(0, 2*time.Second)) }},
 	{"database stops", func(s *stage) { s.restart(s.Server.Shutdown, s.between(0, 2*time.Second)) }},
@@ -102,6 +97,15 @@ var poolerDies = fault{"pooler killed", func(s *stage) {
 	s.must(s.pooler.Resume())
 }}
 
+var receiverKilled = fault{"receiver killed", func(s *stage) { s.on(s.receiver().Unit, history.None, (*process.Process).Kill) }}
+
+// receiversRestart is a fault for receivers that work events.
+var receiversRestart = fault{"receivers restart in turn", func(s *stage) {
+	for _, r := range s.receivers {
+		s.stopInOrder(r.Unit)
+	}
+}}
+
 func (s *stage) relay() *relay       { return s.relays[s.random.IntN(len(s.relays))] }
 func (s *stage) receiver() *receiver { return s.receivers[s.random.IntN(len(s.receivers))] }
 
@@ -129,6 +133,16 @@ func (s *stage) freeze(u *process.Unit, lasts time.Duration) {
 		<-time.After(lasts)
 		p.Signal("CONT")
 	})
+}
+
+// stopInOrder ends the present life of a role with SIGTERM, and waits for the next one.
+func (s *stage) stopInOrder(u *process.Unit) {
+	s.on(u, history.None, func(p *process.Process) {
+		if !p.Stop(patience) { // longer than it drains, and nothing else is wrong meanwhile
+			s.t.Errorf("%s was still there %s after SIGTERM", u.Role, patience)
+		}
+	})
+	s.reborn(u)
 }
 
 // reborn waits until a role has a living process again.

@@ -7,6 +7,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +23,8 @@ const receiverTables = `
 CREATE TABLE effects (
     id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key text NOT NULL, -- not unique: a doubled effect must show
-    at  timestamptz NOT NULL DEFAULT now()
+    at  timestamptz NOT NULL DEFAULT now(),
+    early boolean NOT NULL DEFAULT false -- of a receiver that records events: an earlier one of the ordering key was not done
 )`
 
 const insertEffect = `INSERT INTO effects (key) VALUES ($1)`
@@ -33,8 +37,10 @@ const (
 )
 
 // receive is a receiving service as a user writes it. It prints where it listens, and serves until
-// it is killed.
+// it is killed, or told to end by SIGTERM.
 func receive() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
 	pool, err := pgxpool.New(context.Background(), os.Getenv(receiverDatabase))
 	if err != nil {
 		return err
@@ -46,24 +52,35 @@ func receive() error {
 	}
 	cfg := consumer.Config{Receiver: "chaos", Secrets: []string{os.Getenv(receiverSecret)}}
 	var handler http.Handler
+	var working sync.WaitGroup
 	failed := make(chan error, 2)
 	if os.Getenv(receiverRecords) == "" {
 		handler, err = consumer.New(pool, cfg, writeEffect)
 	} else {
 		var in *inbox.Inbox
-		if in, err = inbox.New(pool, inbox.Config{Config: cfg, Handle: writeEffect, Schedule: schedule, MaxAttempts: 50}); err == nil {
+		if in, err = inbox.New(pool, inbox.Config{Config: cfg, Handle: workEvent, Schedule: schedule, MaxAttempts: 50}); err == nil {
 			handler = in.Handler()
-			go func() { failed <- in.Run(context.Background()) }()
+			working.Go(func() {
+				if err := in.Run(ctx); err != nil {
+					failed <- err
+				}
+			})
 		}
 	}
 	if err != nil {
 		return err
 	}
 	fmt.Println(listener.Addr())
-	go func() {
-		failed <- (&http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}).Serve(listener)
-	}()
-	return <-failed
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		err := server.Shutdown(context.Background())
+		working.Wait()
+		return err
+	}
 }
 
 // writeEffect is the handler: it writes the effect of an event.

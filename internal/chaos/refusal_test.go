@@ -216,8 +216,9 @@ func TestAnyStatementOfAReceiverMayBeRefused(t *testing.T) {
 }
 
 func receiverIsRefused(t *testing.T, records bool, at, code string) {
-	s := newStage(t, 1, 1)
-	s.making, s.record = at+" is refused with "+code, records
+	s := openStage(t, 1, records)
+	s.openRelays(1)
+	s.making = at + " is refused with " + code
 	refuser := &refuser{at: at, code: code}
 	rounds, statements := 0, map[string]bool{}
 	for n := 1; !t.Failed(); n += testsize.Of(1, 13) {

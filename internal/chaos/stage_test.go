@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,10 +67,11 @@ type stage struct {
 	made          map[string]int // faults by their names
 	lost          map[string]int // answers, by the faults that lost them
 	torn          []string
-	compared      int  // snapshots of effects and processed_events
-	repeats       int  // [history.Tables.Repeats]
-	deadlocked    int  // deadlocks that ended the statement of the fault, and not that of a relay
-	clockMoves    bool // of the databases
+	compared      int          // snapshots of effects and processed_events
+	repeats       int          // [history.Tables.Repeats]
+	replayed      atomic.Int64 // events that a receiver's handler had refused
+	deadlocked    int          // deadlocks that ended the statement of the fault, and not that of a relay
+	clockMoves    bool         // of the databases
 }
 
 // A relay is a role, its link to the database, and its link to the receivers.
@@ -106,9 +108,17 @@ var binary = sync.OnceValues(func() (path string, err error) {
 // environment.
 func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	t.Helper()
+	s := openStage(t, seed, false, env...)
+	s.openRelays(relays)
+	return s
+}
+
+// openStage opens a stage without relays. Its receivers may record events, and work them later.
+func openStage(t *testing.T, seed uint64, record bool, env ...string) *stage {
+	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
-	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, lost: map[string]int{}}
+	s := &stage{t: t, logs: t.TempDir(), seed: seed, record: record, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, lost: map[string]int{}}
 	s.config = filepath.Join(t.TempDir(), "alerts.yaml")
 	testkit.Must(t, os.WriteFile(s.config, []byte("alerts:\n  after_by_rule: {failed: 0s, breaker_open: 0s}\n"), 0o600))
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no
@@ -138,7 +148,6 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	for i := range receivers {
 		s.openReceiver(i)
 	}
-	s.openRelays(relays)
 	return s
 }
 
@@ -245,17 +254,30 @@ WITH e AS (SELECT key, at FROM effects WHERE at > now() - interval '30 s'),
 SELECT coalesce(string_agg(format('%s %s', what, key), ', '), '') FROM (
     SELECT 'effect of' AS what, key FROM (TABLE e EXCEPT TABLE p) a UNION ALL SELECT 'memory of', key FROM (TABLE p EXCEPT TABLE e) b LIMIT 10) torn`
 
+// selectTornWork is selectTorn for receivers that record events: an effect and the end of its event
+// are written by one transaction.
+const selectTornWork = `
+WITH e AS (SELECT key FROM effects WHERE at > now() - interval '30 s'),
+     p AS (SELECT idempotency_key AS key FROM inbox_events WHERE processed_at > now() - interval '20 s' AND processing_state <> 'failed')
+SELECT coalesce(string_agg(format('%s %s', what, key), ', '), '') FROM (
+    SELECT 'effect of' AS what, key FROM e JOIN inbox_events ON idempotency_key = key WHERE processing_state NOT IN ('succeeded', 'ignored')
+    UNION ALL SELECT 'end of', key FROM (TABLE p EXCEPT TABLE e) b LIMIT 10) torn`
+
 // watch compares effects with processed_events until ctx is done, and once more then.
 func (s *stage) watch(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	query := selectTorn
+	if s.record {
+		query = selectTornWork
+	}
 	for over := false; !over; {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			over = true
 		}
-		torn, err := process.One[string](s.Ctx, s.inbox, selectTorn)
+		torn, err := process.One[string](s.Ctx, s.inbox, query)
 		if err != nil {
 			continue // the database is down, or full
 		}

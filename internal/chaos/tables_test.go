@@ -53,13 +53,13 @@ const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timest
 // selectWorked selects the effects of receivers that record events, with the commit of the record:
 // that is what such a receiver answers for.
 const selectWorked = `
-SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(p.xmin) - $1) * 1000000)::bigint
-FROM effects JOIN processed_events p ON idempotency_key = key`
+SELECT id, key, coalesce((extract(epoch FROM pg_xact_commit_timestamp(p.xmin) - $1) * 1000000)::bigint, 0)
+FROM effects LEFT JOIN processed_events p ON idempotency_key = key`
 
 // selectUnworked selects the events that such receivers have recorded and not worked.
 const selectUnworked = `
 SELECT format('%s is %s after %s attempts, due in %s: %s', idempotency_key, processing_state, attempts, next_attempt_at - now(), last_error)
-FROM inbox_events WHERE processing_state <> 'succeeded'`
+FROM inbox_events WHERE processing_state NOT IN ('succeeded', 'ignored')`
 
 // slow is after how long a backlog that does not drain is shown.
 const slow = 5 * time.Second
@@ -91,12 +91,12 @@ func (s *stage) tables() history.Tables {
 	if s.clockMoves { // times of the database say nothing then: effects are early enough, and deliveries late enough
 		began, begun, schedule = began.Add(2*year), begun.Add(-2*year), nil
 	}
-	effects := selectEffects
+	effects, worked := selectEffects, []history.Work(nil)
 	if s.record {
-		effects = selectWorked
+		effects, worked = selectWorked, s.worked()
 	}
 	return history.Tables{
-		Timeout: timeout, Schedule: schedule, RetryAfter: retryAfter, Repeats: s.repeats, Torn: s.torn,
+		Timeout: timeout, Schedule: schedule, RetryAfter: retryAfter, Repeats: s.repeats, Torn: s.torn, Worked: worked,
 		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
 		Told:      all(s, s.outbox, selectTold, pgx.RowToStructByPos[history.Told], began),
 		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event], begun),

@@ -50,6 +50,7 @@ type Tables struct {
 	Torn      []string // moments at which effects and processed_events differed in one snapshot
 	Open      []string // what was still in flight
 	Told      []Told
+	Worked    []Work // by receivers that record events
 	Timeout   time.Duration
 	// Schedule is the least time between the first attempt and its retry, the second, and so on;
 	// the last repeats. None: the database's clock was moved, and no time of it is checked.
@@ -93,6 +94,7 @@ const (
 	Slow         = "first request late"
 	NotTerminal  = "terminal state left"
 	InFlight     = "in flight at the end"
+	WrongEnd     = "wrong end in the inbox"
 	settleGrace  = 3 * time.Second       // within it a relay has written what it was answered, and a crash of the database cannot undo it any more
 	alertGrace   = 12 * time.Second      // from the arrival of an alert to its note
 	timeoutGrace = time.Second           // an answer in the last second of the relay's patience may have come too late
@@ -183,6 +185,7 @@ func Check(calls []Call, t Tables) []Breach {
 	}
 	c.told()
 	c.receiver(business)
+	c.worked()
 	c.order()
 	c.attempts()
 	for rule, all := range map[string][]string{NotTerminal: t.Reopened, Dedupe: t.Torn, InFlight: t.Open} {
