@@ -12,7 +12,8 @@ import (
 )
 
 // A range whose row another session has locked is left to it: another rescue, or a settle of a
-// relay that lives after all.
+// relay that lives after all. So is one that another relay has taken over since the snapshot of
+// this statement, which shows the old fence: that relay may have registered since, and seem dead.
 const takeOverRange = `
 WITH last AS MATERIALIZED (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1),
 free AS MATERIALIZED (
@@ -21,6 +22,7 @@ free AS MATERIALIZED (
         WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL
           AND CASE WHEN o.relay_id = $1::int THEN o.fence <> ALL ($2::bigint[])
                    ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id) END
+          AND o.fence = (SELECT f.fence FROM outbox_range f WHERE f.seq = o.seq)
         ORDER BY o.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) r
 )
 UPDATE outbox_range SET relay_id = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1
