@@ -1,7 +1,9 @@
 package claim
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
@@ -19,18 +22,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// leaseEvents is how many events relays contest.
-const leaseEvents = 24
-
-// Relays take, claim, settle and rescue each other at the same time. What each call returned about
-// a delivery is what some order of the calls would have returned, one after the other: the lease is
-// a register.
+// Relays take, claim, settle and rescue each other at the same time, while transactions overlap.
+// What each call returned about a delivery is what some order of the calls would have returned, one
+// after the other: the lease is a register. Each committed event is in one range, those of an
+// ordering key in the order of their commits, and is delivered.
 func TestConcurrentClaims(t *testing.T) {
 	t.Parallel()
 	const relays, free = 6, 3
-	c := &contest{Database: relaytest.New(t, "a", "unasked"), begun: time.Now(), calls: map[int64][]porcupine.Operation{}, living: make([]atomic.Int32, relays)}
+	c := &contest{Database: relaytest.New(t, "a", "unasked"), begun: time.Now(), seqs: map[int64]int64{}, unread: map[int64][]porcupine.Operation{}, calls: map[int64][]porcupine.Operation{}, living: make([]atomic.Int32, relays), idle: make([]atomic.Bool, relays)}
 	var running sync.WaitGroup
 	for i := range relays {
 		running.Go(func() {
@@ -42,7 +44,7 @@ func TestConcurrentClaims(t *testing.T) {
 	}
 	running.Wait()
 	for id, calls := range c.calls {
-		if calls = append(calls, c.rescues...); !porcupine.CheckOperations(leaseModel, calls) {
+		if calls = slices.Concat(calls, c.rescues, c.unread[c.seqs[id]]); !porcupine.CheckOperations(leaseModel, calls) {
 			t.Errorf("no order explains the calls about event %d:", id)
 			for _, call := range calls {
 				t.Logf("%9d to %9d: %+v: %t", call.Call, call.Return, call.Input, call.Output)
@@ -51,6 +53,27 @@ func TestConcurrentClaims(t *testing.T) {
 	}
 	if n := relaytest.Row[int](c.Database, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim % 2 = 1`); n != 0 {
 		t.Errorf("%d of another destination were claimed", n)
+	}
+	c.wantTaken()
+}
+
+// wantTaken checks that each committed event, and no other, was taken, that none was taken before
+// an earlier one of its ordering key, and that what makes that hard has happened.
+func (c *contest) wantTaken() {
+	c.Helper()
+	last, events := map[string]int64{}, relaytest.Rows[int64](c.Database, `SELECT id FROM outbox ORDER BY id`)
+	for _, id := range events {
+		key := relaytest.Row[string](c.Database, `SELECT coalesce(ordering_key, '') FROM outbox WHERE id = $1`, id)
+		if seq := c.seqs[id]; seq == 0 || key != "" && seq < last[key] {
+			c.Errorf("event %d of key %q is in range %d, behind %d", id, key, seq, last[key])
+		}
+		last[key] = c.seqs[id]
+	}
+	if n := relaytest.Row[int](c.Database, `SELECT count(*) FROM outbox_delivery d WHERE NOT EXISTS (SELECT FROM outbox WHERE id = event_id)`); n != 0 || len(events) != len(c.seqs) {
+		c.Errorf("%d events are committed, and %d were taken; %d deliveries have none", len(events), len(c.seqs), n)
+	}
+	if c.Logf("%d events, %d cuts, %d taken over, %d deaths", len(events), c.cuts, c.takenOver, len(c.rescues)); c.cuts == 0 || c.takenOver == 0 || len(c.rescues) == 0 {
+		c.Error("no range was cut, none was taken over, or no relay died")
 	}
 }
 
@@ -117,8 +140,8 @@ var leaseModel = porcupine.Model{
 		case "take":
 			can = l.fence == 0
 		case "take over":
-			can = !l.row && l.dead[l.relay]
-			effect = !l.row // what has a row is only read
+			can = !l.row && (l.dead[l.relay] || l.relay == in.relay) // or the answer to its take was lost
+			effect = !l.row                                          // what has a row is only read
 		case "claim":
 			can = l.row && !l.done && (l.free || l.dead[l.relay]) && !l.dead[in.relay]
 		case "settle":
@@ -141,11 +164,14 @@ type contest struct {
 	*relaytest.Database
 	begun  time.Time
 	living []atomic.Int32 // the number of each relay
+	idle   []atomic.Bool  // it produces no more
 
-	mu       sync.Mutex
-	produced int
-	calls    map[int64][]porcupine.Operation // about each event
-	rescues  []porcupine.Operation           // which concern all
+	mu              sync.Mutex
+	seqs            map[int64]int64                 // of each event: its range
+	calls           map[int64][]porcupine.Operation // about each event
+	rescues         []porcupine.Operation           // which concern all
+	unread          map[int64][]porcupine.Operation // by range: taken over, and lost before its events were read
+	cuts, takenOver int
 }
 
 func (c *contest) since() int64 { return time.Since(c.begun).Nanoseconds() }
@@ -172,7 +198,12 @@ type contestant struct {
 	settler *settle.Settler
 	settled chan bool // whether in time
 	ranges  map[int64]heldRange
+	more    bool
 	claimed []lane.Delivery
+
+	producer, longProducer *pgx.Conn
+	produced               int    // transactions
+	long                   pgx.Tx // overlaps others; nil: none
 }
 
 type heldRange struct {
@@ -181,7 +212,8 @@ type heldRange struct {
 }
 
 func (r *contestant) run() (err error) {
-	ctx := r.Context()
+	ctx, cancel := context.WithTimeoutCause(r.Context(), time.Minute, errors.New("not everything is delivered"))
+	defer cancel()
 	stale := false
 	r.settler, r.ranges = settle.New(), map[int64]heldRange{}
 	s := r.settler
@@ -197,8 +229,17 @@ func (r *contestant) run() (err error) {
 	settling.Go(func() { s.Run(ctx) })
 	defer settling.Wait()
 	defer s.Close()
+	for _, conn := range []**pgx.Conn{&r.producer, &r.longProducer} {
+		if *conn, err = pgx.Connect(ctx, r.DSN); err != nil {
+			return err
+		}
+		defer (*conn).Close(context.WithoutCancel(ctx))
+	}
 	for delivered := false; !delivered && err == nil; {
 		if r.living[r.number].Load() == 0 {
+			if r.random.IntN(2) == 0 { // its process is gone; else it only comes back late
+				r.ranges, r.claimed = map[int64]heldRange{}, nil
+			}
 			if r.relayID, err = session.Register(ctx, r.Pool, false, fmt.Sprint(r.number), "", time.Hour); err != nil {
 				return err
 			}
@@ -210,28 +251,76 @@ func (r *contestant) run() (err error) {
 			}
 		}
 		if err == nil {
-			err = r.Pool.QueryRow(ctx, `SELECT count(*) = $1 FROM outbox_delivery WHERE destination = 'a' AND status = 'delivered'`, leaseEvents).Scan(&delivered)
+			err = r.Pool.QueryRow(ctx, selectDelivered).Scan(&delivered)
+			for i := range r.idle {
+				delivered = delivered && r.idle[i].Load()
+			}
 		}
 	}
-	return err
+	return cmp.Or(context.Cause(ctx), err)
 }
 
+const selectDelivered = `
+SELECT (SELECT count(*) FROM outbox) = (SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND status = 'delivered')
+       AND NOT EXISTS (SELECT FROM outbox_range WHERE ended_at IS NULL)`
+
+const insertSome = `
+INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+SELECT 't', '{}', $1 || i, $2 FROM generate_series(1, $3::int) i`
+
+// produce commits, or rolls back, a transaction with an event of the contestant's own key, and some
+// in savepoints. Or it begins or ends one of events without a key that overlaps the others.
 func (r *contestant) produce(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.produced == leaseEvents {
+	last := r.produced >= testsize.Of(60, 12)
+	if r.long != nil && (last || r.random.IntN(5) == 0) {
+		long := r.long
+		r.long = nil
+		return long.Commit(ctx)
+	}
+	if last {
+		r.idle[r.number].Store(true)
 		return nil
 	}
 	r.produced++
-	_, err := r.Pool.Exec(ctx, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, fmt.Sprint(r.produced))
-	return err
+	name := fmt.Sprintf("%d-%d-", r.number, r.produced)
+	if r.long == nil {
+		var err error
+		if r.long, err = r.longProducer.Begin(ctx); err != nil {
+			return err
+		}
+		_, err = r.long.Exec(ctx, insertSome, name+"long-", nil, 1+r.random.IntN(10))
+		return err
+	}
+	tx, err := r.producer.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, insertSome, name, fmt.Sprint("p", r.number), 1)
+	for what, end := range map[string]func(pgx.Tx, context.Context) error{"undone-": pgx.Tx.Rollback, "nested-": pgx.Tx.Commit} {
+		if inner, _ := tx.Begin(ctx); inner != nil && r.random.IntN(3) == 0 {
+			_, failed := inner.Exec(ctx, insertSome, name+what, nil, 3)
+			err = errors.Join(err, failed, end(inner, ctx))
+		}
+	}
+	if err != nil || r.random.IntN(5) == 0 {
+		return errors.Join(err, tx.Rollback(ctx))
+	}
+	return tx.Commit(ctx)
 }
 
 func (r *contestant) take(ctx context.Context) error {
 	began := r.since()
-	got, err := intake.TakeRange(ctx, r.Pool, r.relayID, intake.Terms{Events: 4, Inline: 1 << 20}, false)
+	got, err := intake.TakeRange(ctx, r.Pool, r.relayID, intake.Terms{Events: 1 + r.random.IntN(8), Inline: 1 << 20}, r.more)
+	if r.more = err == nil && got.More; r.more {
+		r.mu.Lock()
+		r.cuts++
+		r.mu.Unlock()
+	}
 	if err == nil && got.Found == intake.Taken {
 		r.hold(leaseCall{kind: "take", relay: r.relayID, fence: got.Fence}, began, got)
+		if r.random.IntN(10) == 0 { // the answer is lost
+			delete(r.ranges, got.Seq)
+		}
 	}
 	return err
 }
@@ -244,7 +333,14 @@ func (r *contestant) takeOver(ctx context.Context) error {
 	began := r.since()
 	got, found, err := intake.RescueRange(ctx, r.Pool, r.relayID, fences, 0)
 	if err == nil && found {
-		r.hold(leaseCall{kind: "take over", relay: r.relayID, fence: got.Fence}, began, got)
+		call := leaseCall{kind: "take over", relay: r.relayID, fence: got.Fence}
+		r.hold(call, began, got)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.takenOver++
+		if len(got.Events) == 0 {
+			r.unread[got.Seq] = append(r.unread[got.Seq], porcupine.Operation{ClientId: int(r.relayID), Input: call, Call: began, Output: true, Return: r.since()})
+		}
 	}
 	return err
 }
@@ -252,6 +348,12 @@ func (r *contestant) takeOver(ctx context.Context) error {
 func (r *contestant) hold(call leaseCall, began int64, got intake.Range) {
 	r.ranges[got.Seq] = heldRange{got, r.relayID}
 	for i := range got.Events {
+		r.mu.Lock()
+		if seq := r.seqs[got.Events[i].ID]; seq != 0 && seq != got.Seq {
+			r.Errorf("event %d is in the ranges %d and %d", got.Events[i].ID, seq, got.Seq)
+		}
+		r.seqs[got.Events[i].ID] = got.Seq
+		r.mu.Unlock()
 		r.note(got.Events[i].ID, call, began, true)
 	}
 }
@@ -292,20 +394,29 @@ func (r *contestant) rescue(ctx context.Context) error {
 	return err
 }
 
-// settleRange writes the rows of a range, in time or not.
+// settleRange writes the rows of a range, in time or not, now and then some of them first. One
+// event in six is to be tried again, the others are delivered.
 func (r *contestant) settleRange(ctx context.Context) error {
 	for seq, held := range r.ranges {
 		if r.random.IntN(3) > 0 { // it takes long
 			return nil
 		}
 		ref := []intake.RangeRef{held.Ref()}
-		rows := intake.NewRows{Relay: held.relay, Ranges: ref, Ended: ref}
+		rows, outcomes := intake.NewRows{Relay: held.relay, Ranges: ref, Ended: ref}, []policy.Outcome{}
 		for i := range held.Events {
 			for _, to := range []string{"a", "unasked"} {
 				if !slices.Contains(held.Events[i].Settled, to) {
-					rows.Deliveries = append(rows.Deliveries, intake.NewRow{Range: held.Ref(), EventID: held.Events[i].ID, Destination: to, Status: intake.Pending, Attempts: 1})
+					status, outcome := intake.Pending, policy.Retry
+					if to == "a" && held.Events[i].ID%6 > 0 {
+						status, outcome = intake.Delivered, policy.Delivered
+					}
+					rows.Deliveries = append(rows.Deliveries, intake.NewRow{Range: held.Ref(), EventID: held.Events[i].ID, Destination: to, Status: status, Attempts: 1})
+					outcomes = append(outcomes, outcome)
 				}
 			}
+		}
+		if some := r.random.IntN(2 * (len(rows.Deliveries) + 1)); some < len(rows.Deliveries) {
+			rows.Ended, rows.Deliveries = nil, rows.Deliveries[:some]
 		}
 		began := r.since()
 		done, err := intake.SettleRanges(ctx, r.Pool, rows)
@@ -315,10 +426,12 @@ func (r *contestant) settleRange(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		delete(r.ranges, seq)
+		if rows.Ended != nil || len(done.Lost) > 0 {
+			delete(r.ranges, seq)
+		}
 		for i, d := range rows.Deliveries {
 			if d.Destination == "a" {
-				r.note(d.EventID, leaseCall{kind: "settle", relay: held.relay, fence: held.Fence, outcome: policy.Retry}, began, len(done.Lost) == 0 && !slices.Contains(done.Existing, i))
+				r.note(d.EventID, leaseCall{kind: "settle", relay: held.relay, fence: held.Fence, outcome: outcomes[i]}, began, len(done.Lost) == 0 && !slices.Contains(done.Existing, i))
 			}
 		}
 		return nil
