@@ -8,6 +8,7 @@ PARALLEL      ?= 4
 # For the same reason more packages at once, too.
 PACKAGES      ?= $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 CHAOS_TIME    ?= 10m
+INBOX_TIME    ?= 5m
 TIME          ?= 30m
 SEED          ?= 0
 AGE           ?= 0
@@ -313,8 +314,8 @@ chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are de
 	$(GO) test ./cmd/demo -run 'ChaosOrder|Survivor|Check' -count 1 -v -timeout $(TEST_TIMEOUT) -chaos-order
 
 .PHONY: chaos-inbox
-chaos-inbox: #: Kill a process of an inbox every second for a minute, under 100,000 events, and check every effect
-	$(GO) test ./consumer/inbox -run 'InboxChaos|ChaosCheck' -count 1 -v -timeout 30m -chaos-inbox
+chaos-inbox: #: The faults of make chaos for INBOX_TIME (5m) while receivers record events and work them later, and are killed after each fault
+	$(GO) test ./internal/chaos -run TestInboxChaos -count 1 -v -timeout 0 -inbox $(INBOX_TIME) -seed $(SEED)
 
 .PHONY: fuzz
 fuzz: #: Fuzz every target for FUZZ_TIME (20s)

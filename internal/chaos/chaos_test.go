@@ -91,7 +91,7 @@ func TestChaos(t *testing.T) {
 	if *age > 0 {
 		s.makeOld()
 	}
-	s.endureFaults(testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second)), 200)
+	s.endureFaults(testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second)))
 }
 
 func chosenSeed(t *testing.T) uint64 {
@@ -105,12 +105,12 @@ func chosenSeed(t *testing.T) uint64 {
 
 // endureFaults makes faults at random while producers commit, waits until everything is delivered,
 // and checks it. A receiver that records events is killed after each fault.
-func (s *stage) endureFaults(lasts time.Duration, perSecond float64) {
+func (s *stage) endureFaults(lasts time.Duration) figures {
 	s.t.Helper()
 	rests := lasts >= 2*time.Minute // so that no fault is near many requests
 	s.openRelays(*relays)
 	s.wire.share.Store(1)
-	ended := s.produceMeanwhile(perSecond, 0)
+	ended := s.produceMeanwhile(200, 0)
 	faults := slices.Clip(faults)
 	if s.pooler != nil {
 		faults = append(faults, poolerDies)
@@ -142,7 +142,9 @@ func (s *stage) endureFaults(lasts time.Duration, perSecond float64) {
 		s.agedWell()
 	}
 	s.afterwards()
-	s.wantFaultsToMatter(s.judge(), lasts, rests)
+	f := s.judge()
+	s.wantFaultsToMatter(f, lasts, rests)
+	return f
 }
 
 func (s *stage) makeFault(f fault) {

@@ -6,6 +6,7 @@
 //	stage_test.go     who takes part: the databases, relays and receivers as processes, links between them
 //	producer_test.go  transactions with events: committed, rolled back, held open
 //	receiver_test.go  a receiving service, in its own process
+//	inbox_test.go     the same while receivers record events and work them later, and what their handlers do
 //	wire_test.go      what the relays' requests pass: records each, and tampers with some
 //	link_test.go      a TCP proxy that delays, resets, swallows, slices or cuts, loses the answer to a COMMIT, or meets a doom at one message
 //	killpoint_test.go each message of a relay, and each stage of its requests: the relay dies there, stands still, or is cut off

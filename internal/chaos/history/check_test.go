@@ -62,6 +62,7 @@ func story() (calls []Call, t Tables) {
 		Told:      []Told{{"held", "firing", seconds(27.1)}},
 		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(4.25)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
 		Processed: []string{"A", "B", "C", "D"},
+		Worked:    []Work{{"A", "succeeded", 1, false, "succeeded", 1}, {"B", "succeeded", 2, false, "succeeded", 2}, {"C", "ignored", 1, false, "ignored", 1}},
 		Failures: []Failure{
 			{"B", "2-d-1", "relay-1.1", seconds(2), seconds(2.1), 500, false, true},
 			{"B", "2-d-2", "relay-1.1", seconds(3), seconds(3.1), 429, false, true},
@@ -217,7 +218,15 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 		"a failure is not logged":      {func(c []Call, t *Tables) []Call { t.Failures = t.Failures[1:]; return c }, Attempts, "B"},
 		"an answer that was not there": {func(c []Call, t *Tables) []Call { t.Failures[0].Delivery = "2-d-7"; return c }, Attempts, "B"},
 		"delivered, then pending":      {func(c []Call, t *Tables) []Call { t.Reopened = []string{"1 delivered > pending"}; return c }, NotTerminal, ""},
-		"a claim at the end":           {func(c []Call, t *Tables) []Call { t.Open = []string{"delivery 1"}; return c }, InFlight, ""},
+		"recorded twice": {func(c []Call, _ *Tables) []Call {
+			find(c, "3-d-1").Status, find(c, "3-d-2").Status = 202, 202
+			return c
+		}, Dedupe, "C"},
+		"not worked at the end":    {func(c []Call, t *Tables) []Call { t.Worked[0].State = "processing"; return c }, WrongEnd, "A"},
+		"ignored, and not shown":   {func(c []Call, t *Tables) []Call { t.Worked[0].End = "ignored"; return c }, WrongEnd, "A"},
+		"a run that is no attempt": {func(c []Call, t *Tables) []Call { t.Worked[1].Attempts = 1; return c }, Attempts, "B"},
+		"worked before its turn":   {func(c []Call, t *Tables) []Call { t.Worked[2].Early = true; return c }, Order, "C"},
+		"a claim at the end":       {func(c []Call, t *Tables) []Call { t.Open = []string{"delivery 1"}; return c }, InFlight, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
