@@ -45,6 +45,19 @@ func WantPlan(t testing.TB, what, plan string, want []string) {
 	}
 }
 
+// PlanOf returns the plan of a statement, which is not executed.
+func PlanOf(t testing.TB, conn interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}, statement string, arguments ...any,
+) string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) `+statement, arguments...)
+	Must(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	Must(t, err)
+	return strings.Join(lines, "\n")
+}
+
 // Explained is what the server did for a statement.
 type Explained struct {
 	Plan    string

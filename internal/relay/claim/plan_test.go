@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -135,11 +134,7 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	}
 	return func(name string) string {
 		t.Helper()
-		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+name+`" (`+hotStatements[name].args+`)`, pgx.QueryExecModeSimpleProtocol)
-		relaytest.Must(t, err)
-		lines, err := pgx.CollectRows(result, pgx.RowTo[string])
-		relaytest.Must(t, err)
-		return strings.Join(lines, "\n")
+		return relaytest.PlanOf(t, conn, `EXECUTE "`+name+`" (`+hotStatements[name].args+`)`, pgx.QueryExecModeSimpleProtocol)
 	}
 }
 

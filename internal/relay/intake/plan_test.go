@@ -63,11 +63,7 @@ func TestPlans(t *testing.T) {
 				} {
 					_, err := conn.Exec(t.Context(), `PREPARE tried (`+test.types+`) AS `+test.sql, pgx.QueryExecModeSimpleProtocol)
 					relaytest.Must(t, err)
-					rows, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE tried (`+test.args+`)`, pgx.QueryExecModeSimpleProtocol)
-					relaytest.Must(t, err)
-					lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-					relaytest.Must(t, err)
-					plan := strings.Join(lines, "\n")
+					plan := relaytest.PlanOf(t, conn, `EXECUTE tried (`+test.args+`)`, pgx.QueryExecModeSimpleProtocol)
 					relaytest.WantPlan(t, name, plan, test.want)
 					if strings.Contains(plan, "Seq Scan on outbox_range") {
 						t.Errorf("%s reads all ranges:\n%s", name, plan)

@@ -98,15 +98,7 @@ func planOfWindow(ctx context.Context, db *relaytest.Database, from source, filt
 	tx := db.Begin()
 	_, err := tx.Exec(ctx, pinPlans)
 	relaytest.Must(db, err)
-	rows, err := tx.Query(ctx, `EXPLAIN (COSTS OFF) `+fmt.Sprintf(listWindow, from)+where+fmt.Sprintf(endOfWindow, len(args)), args...)
-	relaytest.Must(db, err)
-	var plan strings.Builder
-	for rows.Next() {
-		var line string
-		relaytest.Must(db, rows.Scan(&line))
-		plan.WriteString(line + "\n")
-	}
-	relaytest.Must(db, rows.Err())
+	plan := relaytest.PlanOf(db, tx, fmt.Sprintf(listWindow, from)+where+fmt.Sprintf(endOfWindow, len(args)), args...)
 	relaytest.Must(db, tx.Rollback(ctx))
-	return plan.String()
+	return plan
 }
