@@ -6,7 +6,7 @@ var mutants = []mutant{
 		old: "\t\t\tv = s.attempt(l, d)\n",
 		new: "\t\t\tdone := policy.Result{Reason: policy.ReasonOK, Posted: true, StatusCode: 204}\n" +
 			"\t\t\ts.Settle(d.Settlement(policy.Decide(done, policy.Circumstances{}), started, 0))\n\t\t\tv = s.attempt(l, d)\n",
-		pkg: "relay", test: "^TestRetryThenSuccess$", says: "the one at 1 is not attempt 2",
+		pkg: "relay", test: "^TestRetryThenSuccess$", says: "is not attempt",
 	},
 	{
 		bug: "a lease need not outlast the timeout", file: "relay/config.go",
