@@ -68,7 +68,7 @@ func (s *stage) pageAgrees(t *testing.T) {
 	pgtest.Must(t, err)
 	status, err := outbox.Status(t.Context(), s.environment())
 	pgtest.Must(t, err)
-	digits := regexp.MustCompile(`\d+`) // ages and counts differ from moment to moment
+	digits := regexp.MustCompile(`(\d+[dhms])+|\d+`) // ages and counts differ from moment to moment
 	text := func(path string) string {
 		w := httptest.NewRecorder()
 		p.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
