@@ -29,14 +29,6 @@ func open(t *testing.T, dsn string) *sql.DB {
 	return db
 }
 
-// tables counts the tables of a schema.
-func tables(t *testing.T, db *sql.DB, schema string) (n int) {
-	t.Helper()
-	row := db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_tables WHERE schemaname = $1", schema)
-	pgtest.Must(t, row.Scan(&n))
-	return n
-}
-
 // Every replica of a service may migrate on start.
 func TestUpConcurrently(t *testing.T) {
 	t.Parallel()

@@ -152,8 +152,8 @@ func TestEventOfTheFutureBecomesPending(t *testing.T) {
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'soon', now() + interval '2 seconds'), ('t', '{}', 'later', now() + interval '1 hour')`)
 	db.Insert(1, "now")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'soon', now() + interval '2 seconds'), ('t', '{}', 'later', now() + interval '1 hour')`)
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND next_attempt_at > now() + interval '30 minutes'`)
 	r.settles(t, policy.Delivered, 2)
 	if early := relaytest.Row[bool](db, `SELECT bool_or(d.last_attempt_at < o.available_at) FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id`); early {

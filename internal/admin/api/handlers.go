@@ -261,15 +261,15 @@ func (a *API) relays(r *http.Request) (any, error) {
 
 func (a *API) audit(r *http.Request) (any, error) {
 	q := r.URL.Query()
-	before, limit := int64(0), 0
-	var err error
+	limit, err := control.ParseLimit(q)
+	if err != nil {
+		return nil, err
+	}
+	before := int64(0)
 	if text := q.Get("before"); text != "" {
 		if before, err = control.ParseID("before", text); err != nil {
 			return nil, err
 		}
-	}
-	if limit, err = control.ParseLimit(q); err != nil {
-		return nil, err
 	}
 	entries, err := a.control.Outbox.Audit(r.Context(), before, limit)
 	return auditPage{entries}, err
