@@ -47,7 +47,7 @@ func (f *findings) hides(rule, about string) bool { return f.undecided[subject{r
 
 // conditions returns the conditions that hold, and which open alerts are over. archiveDue returns
 // by when an archive that ran at a time must have run again; zero: never. Nil: never.
-func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time.Time) (hold []condition, ended []subject) {
+func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time.Time) (hold []condition, ended []alertSample) {
 	f := &findings{limits: limits, undecided: map[subject]bool{}}
 	s.findDestinations(f)
 	for i := range s.Lanes {
@@ -215,22 +215,22 @@ func (s *sample) findDatabase(f *findings, archiveDue func(time.Time) time.Time)
 
 // ended returns the open alerts whose conditions hold no more. Nothing is decided about those in
 // undecided.
-func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []subject) {
+func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []alertSample) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
 		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleMisconfigured, alert.RuleFailing,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
-				ended = append(ended, open.subject)
+				ended = append(ended, open)
 			}
 		case alert.RuleFailed:
 			if !open.Failed {
-				ended = append(ended, open.subject)
+				ended = append(ended, open)
 			}
 		case alert.RuleBreakerOpen, alert.RuleRoutesChanged, alert.RuleReconcile: // a breaker's probes end the alert, unless the destination was removed meanwhile
 			if open.Left {
-				ended = append(ended, open.subject)
+				ended = append(ended, open)
 			}
 		}
 	}

@@ -111,7 +111,11 @@ func TestConditions(t *testing.T) {
 			subjects = append(subjects, h.subject)
 		}
 		testkit.Equal(t, name+": holds", fmt.Sprint(subjects), c.hold)
-		testkit.Equal(t, name+": ended", fmt.Sprint(ended), c.ended)
+		over := make([]subject, 0)
+		for _, e := range ended {
+			over = append(over, e.subject)
+		}
+		testkit.Equal(t, name+": ended", fmt.Sprint(over), c.ended)
 	}
 	// What is alerted when it has lasted for a while began before that.
 	for _, l := range []laneSample{{LagSeconds: 3600}, {Waiting: 1, WaitingSeconds: 3600}, {Held: true, PausedSeconds: 5 * 3600}, {Blocked: 1, BlockedSeconds: 3600}} {

@@ -23,7 +23,7 @@ func Current(ctx context.Context, q pg.DB, open []alert.Alert) ([]alert.Alert, e
 	current := []alert.Alert{}
 	for _, a := range open {
 		about := subject{a.Rule, a.Subject}
-		over := slices.Contains(ended, about)
+		over := slices.ContainsFunc(ended, func(e alertSample) bool { return e.subject == about })
 		if a.Rule == alert.RuleArchive { // its schedule is not known here
 			over = seen.Archive != nil && seen.Archive.At.After(a.OpenedAt)
 		}

@@ -68,9 +68,10 @@ type sample struct {
 // alertSample is an alert that is open.
 type alertSample struct {
 	subject
-	Failed bool  `json:"failed"` // failed deliveries are left
-	Event  int64 `json:"event"`  // the first that it names
-	Left   bool  `json:"left"`   // nothing leads to the destination any more, or waits for it; relays agree about routes
+	Failed bool      `json:"failed"`  // failed deliveries are left
+	Event  int64     `json:"event"`   // the first that it names
+	LastAt time.Time `json:"last_at"` // when its condition was noted last
+	Left   bool      `json:"left"`    // nothing leads to the destination any more, or waits for it; relays agree about routes
 }
 
 type laneSample struct {

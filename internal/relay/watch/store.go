@@ -145,7 +145,8 @@ FROM (
     SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
            extract(epoch FROM now() - min(d.refused_at)) AS seconds
     FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.id = d.relay_id
-    WHERE d.refused_at IS NOT NULL GROUP BY d.destination ORDER BY d.destination LIMIT 100
+    WHERE d.refused_at IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = d.destination AND s.breaker <> 'closed')
+    GROUP BY d.destination ORDER BY d.destination LIMIT 100
 ) x`
 
 // Refusals lists the destinations that refuse some relays while another relay may be accepted.
@@ -264,7 +265,7 @@ const newSample = `jsonb_build_object(
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
-                       'event', coalesce(a.first_event_id, 0),
+                       'event', coalesce(a.first_event_id, 0), 'last_at', a.last_at,
                        'left', CASE a.rule
                            -- A destination that was removed, also if deliveries are left that the alert unserved tells of; or an operator's reset that was right.
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
@@ -356,12 +357,13 @@ SET detail = CASE WHEN a.rule = 'breaker_open' AND NOT EXISTS (SELECT FROM outbo
                   THEN 'it was removed, no running relay has it' ELSE a.detail END,
     resolved_at = CASE WHEN a.rule = 'breaker_open' AND EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker = 'closed')
                        THEN least(a.last_at, now()) ELSE now() END
-FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
-WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`
+FROM unnest($8::text[], $9::text[], $10::timestamptz[]) AS e (rule, subject, last_at)
+WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at = e.last_at`
 
 // applyConditions opens an alert, or keeps it open and true, for every condition that holds, and
-// resolves those that ended by the time of the look.
-func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
+// resolves those that have ended, unless they were noted again since the look: by a transaction that
+// began before it, perhaps.
+func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []alertSample) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var f struct {
@@ -374,10 +376,11 @@ func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended [
 		f.levels, f.events, f.ages = append(f.levels, c.level), append(f.events, c.event), append(f.ages, max(0, c.age.Seconds()))
 	}
 	var endedRules, endedSubjects []string
+	var endedAt []time.Time
 	for _, e := range ended {
-		endedRules, endedSubjects = append(endedRules, e.Rule), append(endedSubjects, e.Subject)
+		endedRules, endedSubjects, endedAt = append(endedRules, e.Rule), append(endedSubjects, e.Subject), append(endedAt, e.LastAt)
 	}
-	_, err := w.DB.Exec(ctx, applyConditions, f.rules, f.subjects, f.levels, f.details, f.events, f.errors, f.ages, endedRules, endedSubjects, at)
+	_, err := w.DB.Exec(ctx, applyConditions, f.rules, f.subjects, f.levels, f.details, f.events, f.errors, f.ages, endedRules, endedSubjects, endedAt)
 	if err != nil {
 		return fmt.Errorf("apply conditions: %w", err)
 	}

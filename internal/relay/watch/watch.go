@@ -266,7 +266,7 @@ func (w *Watcher) look(ctx context.Context, age time.Duration) (own bool, err er
 	hold, ended := seen.conditions(w.Alerts(), w.ArchiveDue)
 	w.alerted.Store(len(hold) > 0 || len(seen.Alerts) > len(ended))
 	if seen.own && (len(hold) > 0 || len(ended) > 0) {
-		if err := w.applyConditions(ctx, hold, ended, seen.at); err != nil {
+		if err := w.applyConditions(ctx, hold, ended); err != nil {
 			return false, err
 		}
 		w.Due()
