@@ -112,3 +112,30 @@ func TestReleaseOfParkedIsBounded(t *testing.T) {
 		relaytest.Must(t, tx.Commit(t.Context()))
 	}
 }
+
+// A route that comes while a part is being searched, for a destination that had none, is searched
+// for from the beginning: nothing of that part was searched for it.
+func TestRouteThatComesDuringASearch(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`DELETE FROM outbox_route`)
+	db.Insert(1, "key")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other')`)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('other', 'first')`)
+	holds := db.Begin()
+	_, err := holds.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 2 FOR UPDATE`)
+	relaytest.Must(t, err)
+	searched := make(chan error, 1)
+	go func() {
+		_, err := ReleaseParked(t.Context(), db.Pool, 1000, 2)
+		searched <- err
+	}()
+	relaytest.Eventually(t, "the search has come to the row that is locked", func() bool {
+		return relaytest.Row[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+	})
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'second')`)
+	relaytest.Must(t, holds.Rollback(t.Context()))
+	relaytest.Must(t, <-searched)
+	got := relaytest.Rows[string](db, `SELECT destination || ' ' || parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination`)
+	testkit.Equal(t, "the search has come to", got, []string{"first 2", "second 0"})
+}

@@ -21,15 +21,16 @@ func latestEvent(ctx context.Context, db pg.DB) (id int64, err error) {
 	return pg.Value[int64](ctx, db, "read the latest event", selectLatestEvent)
 }
 
-// Locked first: a relay that adds a route meanwhile waits, and then begins the pass again. Without
-// anything parked, the whole range is done.
+// Locked first: a relay that adds a route of one of these meanwhile waits, and then begins the pass
+// again. What another one begins has not been searched here, and does not move. Without anything
+// parked, the whole range is done.
 const lockParkedSearch = `
-SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
-FROM (SELECT parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
+SELECT coalesce(min(f.parked_after), $1), coalesce(array_agg(f.destination), '{}'), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
+FROM (SELECT destination, parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
 
 const releaseParked = `SELECT outbox_release_parked($1::bigint, $2::bigint)`
 
-const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
+const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2 AND destination = ANY ($3)`
 
 // ReleaseParked gives parked deliveries of the next events, at most step of them and none behind
 // latest, to the destinations that they now have. The next events are those behind where relays
@@ -38,8 +39,9 @@ func ReleaseParked(ctx context.Context, db pg.Pool, step, latest int64) (r Parke
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		var searched []string
 		var parked bool
-		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.After, &parked); err != nil {
+		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.After, &searched, &parked); err != nil {
 			return err
 		}
 		r.Reached = latest
@@ -49,7 +51,7 @@ func ReleaseParked(ctx context.Context, db pg.Pool, step, latest int64) (r Parke
 				return err
 			}
 		}
-		_, err := tx.Exec(ctx, advanceParkedSearch, r.After, r.Reached)
+		_, err := tx.Exec(ctx, advanceParkedSearch, r.After, r.Reached, searched)
 		return err
 	})
 	if err != nil {
