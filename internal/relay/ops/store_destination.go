@@ -132,7 +132,7 @@ func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, 
 	})
 }
 
-const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1`
+const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1 AND paused`
 
 // The alert stays: nothing says yet that the destination works. If its breaker stays closed for a
 // minute, or ten seconds where nothing waits, relays end the alert as of this time.
@@ -166,8 +166,8 @@ func (o *Outbox) ResetBreaker(ctx context.Context, destination string) (Pause, e
 func (o *Outbox) resume(ctx context.Context, destination string, pause, reset bool) (Pause, error) {
 	p, err := o.change(ctx, "resume", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
 		if pause {
-			p.Changed, p.Paused = p.Paused, false
-			if _, err := tx.Exec(ctx, endPause, destination); err != nil {
+			ended, err := tx.Exec(ctx, endPause, destination) // also a pause of this moment, which was not there to be locked
+			if p.Changed, p.Paused = ended.RowsAffected() > 0, false; err != nil {
 				return err
 			}
 		}
