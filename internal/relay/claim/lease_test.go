@@ -54,6 +54,9 @@ func TestConcurrentClaims(t *testing.T) {
 	if n := relaytest.Row[int](c.Database, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim % 2 = 1`); n != 0 {
 		t.Errorf("%d of another destination were claimed", n)
 	}
+	if n := relaytest.Row[int](c.Database, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked'`); n != len(c.seqs) {
+		t.Errorf("%d of %d events have a row of another destination", n, len(c.seqs))
+	}
 	c.wantTaken()
 }
 
@@ -81,6 +84,7 @@ func (c *contest) wantTaken() {
 func TestLeaseModelFindsPlantedBreaches(t *testing.T) {
 	t.Parallel()
 	take, claim := leaseCall{kind: "take", relay: 1, fence: 2}, leaseCall{kind: "claim", relay: 2, fence: 5}
+	lost := leaseCall{kind: "take", relay: 1, fence: 2, lost: true}
 	row := leaseCall{kind: "settle", relay: 1, fence: 2, outcome: policy.Retry}
 	rescue := func(relay int32) leaseCall { return leaseCall{kind: "rescue", relay: relay} }
 	settle := func(relay int32, fence int64, outcome policy.Outcome) leaseCall {
@@ -95,6 +99,10 @@ func TestLeaseModelFindsPlantedBreaches(t *testing.T) {
 		"an outcome after a rescue":      {[]leaseCall{take, row, claim, rescue(2), settle(2, 5, policy.Delivered)}, true},
 		"taken twice":                    {[]leaseCall{take, {kind: "take", relay: 2, fence: 4}}, false},
 		"taken over from a living relay": {[]leaseCall{take, {kind: "take over", relay: 2, fence: 4}}, false},
+		"taken over from itself":         {[]leaseCall{take, {kind: "take over", relay: 1, fence: 4}}, false},
+		"a lost take":                    {[]leaseCall{lost, {kind: "take over", relay: 1, fence: 4}}, true},
+		"a lost take, taken over twice":  {[]leaseCall{lost, {kind: "take over", relay: 1, fence: 4}, {kind: "take over", relay: 1, fence: 6}}, false},
+		"another relay's lost take":      {[]leaseCall{lost, {kind: "take over", relay: 2, fence: 4}}, false},
 		"claimed in a living hand":       {[]leaseCall{take, row, claim, again}, false},
 		"claimed by a dead relay":        {[]leaseCall{take, row, rescue(2), claim}, false},
 		"an outcome under an old fence":  {[]leaseCall{take, row, claim, rescue(2), again, settle(2, 5, policy.Delivered)}, false},
@@ -117,6 +125,7 @@ type leaseCall struct {
 	relay   int32  // that asks; of a rescue, that is dead
 	fence   int64
 	claimed bool // of a settle: not of a range
+	lost    bool // of a take or a take over: the relay did not get the answer
 	outcome policy.Outcome
 }
 
@@ -125,6 +134,7 @@ type lease struct {
 	fence           int64
 	relay           int32
 	row, free, done bool
+	lost            bool // the relay does not know that it has the range
 	dead            [256]bool
 }
 
@@ -140,8 +150,8 @@ var leaseModel = porcupine.Model{
 		case "take":
 			can = l.fence == 0
 		case "take over":
-			can = !l.row && (l.dead[l.relay] || l.relay == in.relay) // or the answer to its take was lost
-			effect = !l.row                                          // what has a row is only read
+			can = !l.row && (l.dead[l.relay] || l.relay == in.relay && l.lost)
+			effect = !l.row // what has a row is only read
 		case "claim":
 			can = l.row && !l.done && (l.free || l.dead[l.relay]) && !l.dead[in.relay]
 		case "settle":
@@ -153,7 +163,7 @@ var leaseModel = porcupine.Model{
 		}
 		if effect {
 			can = can && in.fence > l.fence
-			l.fence, l.relay, l.free = in.fence, in.relay, false
+			l.fence, l.relay, l.free, l.lost = in.fence, in.relay, false, in.lost
 		}
 		return can || !effect, l
 	},
@@ -318,9 +328,6 @@ func (r *contestant) take(ctx context.Context) error {
 	}
 	if err == nil && got.Found == intake.Taken {
 		r.hold(leaseCall{kind: "take", relay: r.relayID, fence: got.Fence}, began, got)
-		if r.random.IntN(10) == 0 { // the answer is lost
-			delete(r.ranges, got.Seq)
-		}
 	}
 	return err
 }
@@ -333,8 +340,7 @@ func (r *contestant) takeOver(ctx context.Context) error {
 	began := r.since()
 	got, found, err := intake.RescueRange(ctx, r.Pool, r.relayID, fences, 0)
 	if err == nil && found {
-		call := leaseCall{kind: "take over", relay: r.relayID, fence: got.Fence}
-		r.hold(call, began, got)
+		call := r.hold(leaseCall{kind: "take over", relay: r.relayID, fence: got.Fence}, began, got)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.takenOver++
@@ -345,9 +351,20 @@ func (r *contestant) takeOver(ctx context.Context) error {
 	return err
 }
 
-func (r *contestant) hold(call leaseCall, began int64, got intake.Range) {
+// hold notes what a take or a take over answered. The relay loses one answer in ten.
+func (r *contestant) hold(call leaseCall, began int64, got intake.Range) leaseCall {
 	r.ranges[got.Seq] = heldRange{got, r.relayID}
+	if call.lost = r.random.IntN(10) == 0; call.lost {
+		delete(r.ranges, got.Seq)
+	}
+	last := map[string]int64{}
 	for i := range got.Events {
+		if key, id := got.Events[i].OrderingKey, got.Events[i].ID; key != nil {
+			if id <= last[*key] {
+				r.Errorf("range %d has event %d of key %q behind event %d", got.Seq, id, *key, last[*key])
+			}
+			last[*key] = id
+		}
 		r.mu.Lock()
 		if seq := r.seqs[got.Events[i].ID]; seq != 0 && seq != got.Seq {
 			r.Errorf("event %d is in the ranges %d and %d", got.Events[i].ID, seq, got.Seq)
@@ -356,6 +373,7 @@ func (r *contestant) hold(call leaseCall, began int64, got intake.Range) {
 		r.mu.Unlock()
 		r.note(got.Events[i].ID, call, began, true)
 	}
+	return call
 }
 
 func (r *contestant) claim(ctx context.Context) error {
