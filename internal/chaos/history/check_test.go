@@ -195,11 +195,12 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			p.Delivery, p.Claimed, p.At, p.To = "3-d-3", seconds(28), seconds(28), seconds(28.1)
 			return append(c, p)
 		}, Reclaimed, "C"},
-		"an alert is noted and not sent": {func(c []Call, t *Tables) []Call { t.Told[0].State = "resolved"; return c }, Untold, "held"},
-		"one event accepted often":       {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
-		"many events accepted twice":     {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
-		"delivered before the answer":    {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
-		"another answer is logged":       {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
+		"an alert is noted and not sent":      {func(c []Call, t *Tables) []Call { t.Told[0].State = "resolved"; return c }, Untold, "held"},
+		"one event accepted often":            {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
+		"a receiver's fault undoes no settle": {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 2) }, Repeated, ""},
+		"many events accepted twice":          {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
+		"delivered before the answer":         {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
+		"another answer is logged":            {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
 		"undone is answered as 500": {func(c []Call, t *Tables) []Call {
 			p := find(c, "2-d-1")
 			p.Status, p.Note = 200, Undone

@@ -13,7 +13,7 @@ type Figures struct {
 	Refused  int           // requests without success that the wire did not tamper with
 	Accepted int           // requests with success
 	Excused  int           // of these, those that a fault would excuse, had they not delivered their event
-	Crashes  int           // faults that may undo what relays wrote
+	Crashes  int           // faults that may undo what relays wrote; not those of receivers
 	Recovery time.Duration // from the last fault, and the last commit, to the last request
 	Overload time.Duration // for how long the machine had too much to do
 	// How long the first request of an event took from its commit, of events that were due at once:
@@ -26,7 +26,7 @@ func Measure(calls []Call, t Tables) Figures { return newChecker(calls, t).figur
 
 func (c *checker) figures() (f Figures) {
 	for _, fault := range c.faults {
-		if fault.Harm == Undoes {
+		if fault.Harm == Undoes && slices.ContainsFunc(c.senders, func(relay string) bool { return hits(fault, relay) }) {
 			f.Crashes++
 		}
 	}
