@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -176,17 +175,7 @@ func Check(calls []Call, t Tables) []Breach {
 	if calm, last := c.recovery(); last > calm+recoverGrace+c.overload(calm, last) {
 		c.breach(Late, "", "the last request came %s after the last fault and the last commit", last-calm)
 	}
-	for _, key := range slices.Sorted(maps.Keys(c.alerts)) {
-		for i, p := range c.alerts[key] {
-			if i+1 == len(c.alerts[key]) || c.undone(p) {
-				continue
-			}
-			again := c.alerts[key][i+1]
-			if !c.stoodStill(again.Who, p.At, again.At) { // a frozen relay sends what it had begun to send
-				c.breach(Alerted, key, "was sent by %s at %s, and again by %s at %s", p.Who, p.At, again.Who, again.At)
-			}
-		}
-	}
+	c.alerted()
 	c.told()
 	c.receiver(business)
 	c.worked()
@@ -269,21 +258,6 @@ func (c *checker) last(e Event) Call {
 		return Call{}
 	}
 	return c.posts[e.Key][i]
-}
-
-// told checks that what relays have noted as sent to people was sent.
-func (c *checker) told() {
-	for _, note := range c.Told {
-		sent := false
-		for key, alerts := range c.alerts {
-			if strings.HasPrefix(key+" ", note.Rule+" "+note.State+" ") {
-				sent = sent || slices.ContainsFunc(alerts, func(p Call) bool { return p.At <= note.At+clockGrace && p.At >= note.At-alertGrace })
-			}
-		}
-		if !sent && len(c.Schedule) > 0 {
-			c.breach(Untold, note.Rule, "is noted as sent (%s) at %s", note.State, note.At)
-		}
-	}
 }
 
 // repeats checks how often events were accepted more than once, of one event and of all, and how

@@ -196,6 +196,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			return append(c, p)
 		}, Reclaimed, "C"},
 		"an alert is noted and not sent":      {func(c []Call, t *Tables) []Call { t.Told[0].State = "resolved"; return c }, Untold, "held"},
+		"notes of an alert that is not sent":  {func(c []Call, t *Tables) []Call { t.Told = append(t.Told, t.Told[0], t.Told[0]); return c }, Untold, "held"},
 		"one event accepted often":            {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
 		"a receiver's fault undoes no settle": {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 2) }, Repeated, ""},
 		"many events accepted twice":          {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},

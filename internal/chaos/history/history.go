@@ -3,6 +3,7 @@
 //
 //	history.go  the record: what was invoked, and what came back
 //	check.go    the promises, as one pure function of the record and the final tables
+//	alerts.go   the promises about alerts
 //	causes.go   what may explain a request that did not deliver its event
 //	measure.go  figures of a run
 package history
