@@ -69,10 +69,12 @@ func (c *checker) crashed(from, to time.Duration) bool {
 	})
 }
 
-// stoodStill reports whether a fault kept a life of a relay from all that it did in some time.
+// stoodStill reports whether a fault froze, or cut off, one relay for the whole of some time. What
+// hits all relays, such as a lock, leaves none of them behind the others.
 func (c *checker) stoodStill(who string, from, to time.Duration) bool {
+	role, _, _ := strings.Cut(who, ".")
 	return slices.ContainsFunc(c.faults, func(f Call) bool {
-		return f.Harm >= Delays && f.At <= from && f.To >= to-timeoutGrace && hits(f, who)
+		return f.Harm == Undoes && f.Who == role && f.At <= from && f.To >= to-timeoutGrace
 	})
 }
 

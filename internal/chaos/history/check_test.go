@@ -189,6 +189,14 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
 			return append(c, Call{Record: Record{At: seconds(25.5), Call: len(c) + 1, Kind: Fault, Who: "relay-2", Outcome: OK, Note: "frozen", Harm: Undoes}, To: seconds(27)})
 		}, Alerted, "held firing"},
+		"rows were locked between two alerts": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
+			return append(c, Call{Record: Record{At: seconds(25.3), Call: len(c) + 1, Kind: Fault, Who: Relays, Outcome: OK, Harm: Delays}, To: seconds(27)})
+		}, Alerted, "held firing"},
+		"the sender of the second alert was slow": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
+			return append(c, Call{Record: Record{At: seconds(25.3), Call: len(c) + 1, Kind: Fault, Who: "relay-2", Outcome: OK, Harm: Delays}, To: seconds(27)})
+		}, Alerted, "held firing"},
 		"an event is sent early": {func(c []Call, t *Tables) []Call { t.Events[0].DueAt = seconds(2.1); return c }, Undue, "A"},
 		"a delivered event is claimed again": {func(c []Call, _ *Tables) []Call {
 			p := *find(c, "3-d-2")
