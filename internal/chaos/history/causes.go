@@ -23,7 +23,7 @@ func (c *checker) explained(p Call) bool {
 		return true
 	}
 	return p.Status == http.StatusConflict && slices.ContainsFunc(c.posts[p.Key], func(q Call) bool {
-		return q.Call < p.Call && q.Outcome == Unknown && (p.At <= q.To+settleGrace || c.hit(q.Receiver, q.At, p.To, None))
+		return q.Call < p.Call && q.Outcome == Unknown && (p.At <= q.To+settleGrace || c.hit(q.Receiver, p.At-settleGrace, p.To, None))
 	})
 }
 

@@ -161,6 +161,11 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			p.Status, p.Note = 409, ""
 			return c
 		}, Unexplained, "B"},
+		"in hand, long after the fault": {func(c []Call, _ *Tables) []Call {
+			p := *find(c, "4-d-1")
+			p.Delivery, p.Outcome, p.Status, p.Call, p.At, p.Claimed, p.To = "4-d-3", Fail, 409, len(c)+1, seconds(47.2), seconds(47.2), seconds(47.3)
+			return append(c, p)
+		}, Unexplained, "D"},
 		"many were refused": {func(c []Call, _ *Tables) []Call { return copies(c, "4-d-1", 301, 1) }, Refused, ""},
 		"a first request came late": {func(c []Call, t *Tables) []Call {
 			t.Events[2].DueAt = seconds(1)
