@@ -254,14 +254,18 @@ WITH e AS (SELECT key, at FROM effects WHERE at > now() - interval '30 s'),
 SELECT coalesce(string_agg(format('%s %s', what, key), ', '), '') FROM (
     SELECT 'effect of' AS what, key FROM (TABLE e EXCEPT TABLE p) a UNION ALL SELECT 'memory of', key FROM (TABLE p EXCEPT TABLE e) b LIMIT 10) torn`
 
-// selectTornWork is selectTorn for receivers that record events: an effect and the end of its event
-// are written by one transaction.
+// selectTornWork is selectTorn for receivers that record events: one transaction writes the memory
+// and the record of an event, and another one its effect and its end.
 const selectTornWork = `
 WITH e AS (SELECT key FROM effects WHERE at > now() - interval '30 s'),
-     p AS (SELECT idempotency_key AS key FROM inbox_events WHERE processed_at > now() - interval '20 s' AND processing_state <> 'failed')
+     p AS (SELECT idempotency_key AS key FROM inbox_events WHERE processed_at > now() - interval '20 s' AND processing_state <> 'failed'),
+     m AS (SELECT idempotency_key AS key, received_at FROM processed_events WHERE received_at > now() - interval '30 s'),
+     r AS (SELECT idempotency_key AS key, received_at FROM inbox_events WHERE received_at > now() - interval '30 s')
 SELECT coalesce(string_agg(format('%s %s', what, key), ', '), '') FROM (
     SELECT 'effect of' AS what, key FROM e JOIN inbox_events ON idempotency_key = key WHERE processing_state NOT IN ('succeeded', 'ignored')
-    UNION ALL SELECT 'end of', key FROM (TABLE p EXCEPT TABLE e) b LIMIT 10) torn`
+    UNION ALL SELECT 'end of', key FROM (TABLE p EXCEPT TABLE e) b
+    UNION ALL SELECT 'memory of', key FROM (TABLE m EXCEPT TABLE r) c
+    UNION ALL SELECT 'record of', key FROM (TABLE r EXCEPT TABLE m) d LIMIT 10) torn`
 
 // watch compares effects with processed_events until ctx is done, and once more then.
 func (s *stage) watch(ctx context.Context) {

@@ -237,6 +237,10 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			find(c, "3-d-1").Status, find(c, "3-d-2").Status = 202, 202
 			return c
 		}, Dedupe, "C"},
+		"a record is missing": {func(c []Call, t *Tables) []Call {
+			find(c, "1-d-1").Status, t.Worked = 202, t.Worked[1:]
+			return c
+		}, Lost, "A"},
 		"not worked at the end":    {func(c []Call, t *Tables) []Call { t.Worked[0].State = "processing"; return c }, WrongEnd, "A"},
 		"ignored, and not shown":   {func(c []Call, t *Tables) []Call { t.Worked[0].End = "ignored"; return c }, WrongEnd, "A"},
 		"a run that is no attempt": {func(c []Call, t *Tables) []Call { t.Worked[1].Attempts = 1; return c }, Attempts, "B"},

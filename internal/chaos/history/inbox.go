@@ -17,9 +17,12 @@ type Work struct {
 }
 
 // worked checks what receivers that record events did with them: each was recorded once, worked in
-// its turn, and ended as its handler asked, after as many attempts.
+// its turn, and ended as its handler asked, after as many attempts. A record that was answered for
+// is still there.
 func (c *checker) worked() {
+	records := map[string]bool{}
 	for _, w := range c.Worked {
+		records[w.Key] = true
 		if w.State != w.End {
 			c.breach(WrongEnd, w.Key, "is %s, not %s", w.State, w.End)
 		} else if w.Attempts != w.Counted {
@@ -35,6 +38,9 @@ func (c *checker) worked() {
 			if p.Status == http.StatusAccepted {
 				recorded++
 			}
+		}
+		if recorded > 0 && !records[key] {
+			c.breach(Lost, key, "was answered that it was recorded, and has no record")
 		}
 		if recorded > 1 {
 			c.breach(Dedupe, key, "was answered %d times that it was recorded now", recorded)
