@@ -2,16 +2,10 @@ package intake
 
 import (
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -327,52 +321,4 @@ func TestKeysStay(t *testing.T) {
 	r.Exec(insertKeyed, "e", "k")
 	r.Exec(`UPDATE outbox_range SET taken_at = now() - interval '1 second'`)
 	r.take(2, usual)
-}
-
-// The statement of a take-over sees outbox_relay as it began, and a range as it is. Between the two
-// another relay may have registered and taken the range over.
-func TestRangeIsTakenOverOnce(t *testing.T) {
-	t.Parallel()
-	r := newRoom(t)
-	r.Exec(insertMany, "e", 1)
-	first := r.take(1, usual)
-	role := fmt.Sprintf("slow_%x", rand.Uint64())
-	r.Exec(fmt.Sprintf(`
-DELETE FROM outbox_relay WHERE id IN (1, 3);
-CREATE ROLE %[1]s; GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO %[1]s;
-CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN true; END $$;
-ALTER TABLE outbox_range ENABLE ROW LEVEL SECURITY;
-CREATE POLICY waits ON outbox_range TO %[1]s USING (waits())`, role))
-	slow := pgtest.PoolWith(t, r.DSN, func(cfg *pgxpool.Config) {
-		pg.SetDirect(cfg, "")
-		cfg.ConnConfig.RuntimeParams["role"] = role
-	})
-	waits := r.Begin()
-	_, err := waits.Exec(t.Context(), `SELECT pg_advisory_xact_lock(7)`)
-	relaytest.Must(t, err)
-
-	type result struct {
-		found bool
-		err   error
-	}
-	late := make(chan result, 1)
-	go func() {
-		_, found, err := RescueRange(t.Context(), slow, 2, nil, 1<<20)
-		late <- result{found, err}
-	}()
-	relaytest.Eventually(t, "the late relay has begun", func() bool {
-		if len(late) > 0 {
-			t.Fatalf("it did not wait: %+v", <-late)
-		}
-		return relaytest.Row[bool](r.Database, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`)
-	})
-	r.Exec(`INSERT INTO outbox_relay (id, name, version) OVERRIDING SYSTEM VALUE SELECT 3, name, version FROM outbox_relay WHERE id = 4`)
-	got, found, err := RescueRange(t.Context(), r.pool, 3, nil, 1<<20)
-	if err != nil || !found || got.Seq != first.Seq {
-		t.Fatalf("%+v, %v, %v", got, found, err)
-	}
-	relaytest.Must(t, waits.Rollback(t.Context()))
-	if l := <-late; l.found || l.err != nil {
-		t.Errorf("the range of a living relay was taken over: %+v", l)
-	}
 }

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -61,16 +62,24 @@ WITH ` + KeysInHand + `, last AS MATERIALIZED (
     FROM locked l, place p WHERE p.number = l.number AND d.ctid = l.place AND p.after + l.nth < p.most
     RETURNING l.number, d.joined, d.event_id
 )
-SELECT k.number, k.in_hand, $4 = 0 AND EXISTS (
+SELECT k.number, k.in_hand OR $4 = 0 AND f.rows = 0 AND EXISTS (SELECT FROM due u WHERE u.number = k.number), $4 = 0 AND EXISTS (
     SELECT FROM outbox_delivery d
     WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at > k.due AND d.next_attempt_at <= now()
     ORDER BY d.next_attempt_at, d.event_id LIMIT 1), f.rows, coalesce(f.joined, 0), coalesce(f.event_id, 0)
 FROM key k CROSS JOIN LATERAL (
     SELECT count(*) AS rows, min(j.joined) AS joined, (array_agg(j.event_id ORDER BY j.joined))[1] AS event_id FROM joined j WHERE j.number = k.number) f`
 
+// A range that is taken while [joinKeys] works is not in its snapshot. Its taker has asked what
+// comes first either after the rows were locked, and then waits ([FindBlockedKeys]), or before,
+// and then the range is here.
+const selectJoinedInHand = `WITH ` + KeysInHand + ` SELECT EXISTS (SELECT FROM unnest($1::text[]) AS k (key) WHERE (hashtext(k.key) IN (SELECT h.hash FROM hand h)) IS TRUE)`
+
+// errTakenMeanwhile says that a range of keys that were joined was taken meanwhile.
+var errTakenMeanwhile = errors.New("events of the keys were taken meanwhile")
+
 // Joined is what became of an ordering key that [JoinKeys] was called for.
 type Joined struct {
-	InHand bool           // an open range has events of it, so that nothing joins it yet
+	InHand bool           // an open range has events of it, or its first row is locked, so that nothing joins it yet
 	Early  bool           // rows of it have become due since everything was taken that had been committed: a take must come first
 	Rows   int            // that joined it
 	First  ordering.Place // of these; zero: none did
@@ -83,25 +92,49 @@ type Joined struct {
 // they were due first, and have no rows. So were events that are in no range yet: what joins was
 // due at complete, when everything was in ranges that had been committed, or at the last such time
 // that the database shows.
-func JoinKeys(ctx context.Context, db pg.DB, before int64, keys []Key, complete time.Time, limit int) ([]Joined, error) {
+func JoinKeys(ctx context.Context, db pg.Pool, before int64, keys []Key, complete time.Time, limit int) (done []Joined, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	names, destinations, due := make([]string, len(keys)), make([]string, len(keys)), make([]*time.Time, len(keys))
 	for i, k := range keys {
 		names[i], destinations[i], due[i] = k.Key, k.Destination, set(k.Due)
 	}
-	rows, err := db.Query(ctx, joinKeys, destinations, names, limit, before, due, complete)
-	if err != nil {
-		return nil, fmt.Errorf("join ordering keys: %w", err)
-	}
-	done := make([]Joined, len(keys))
-	var number int
-	var j Joined
-	if _, err := pgx.ForEachRow(rows, []any{&number, &j.InHand, &j.Early, &j.Rows, &j.First.Joined, &j.First.Event}, func() error {
-		done[number-1] = j
+	join := func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, joinKeys, destinations, names, limit, before, due, complete)
+		if err != nil {
+			return err
+		}
+		done = make([]Joined, len(keys))
+		var joined []string
+		var number int
+		var j Joined
+		if _, err := pgx.ForEachRow(rows, []any{&number, &j.InHand, &j.Early, &j.Rows, &j.First.Joined, &j.First.Event}, func() error {
+			if done[number-1] = j; j.Rows > 0 {
+				joined = append(joined, names[number-1])
+			}
+			return nil
+		}); err != nil || before > 0 || len(joined) == 0 {
+			return err
+		}
+		taken := false
+		if err := tx.QueryRow(ctx, selectJoinedInHand, joined).Scan(&taken); err != nil {
+			return err
+		}
+		if taken {
+			return errTakenMeanwhile
+		}
 		return nil
-	}); err != nil {
+	}
+	for range joinTries {
+		if err = pgx.BeginFunc(ctx, db, join); !errors.Is(err, errTakenMeanwhile) { // if not, the next one sees that range
+			break
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("join ordering keys: %w", err)
 	}
 	return done, nil
 }
+
+// joinTries is how often a join is made again. Each time, another range came meanwhile.
+const joinTries = 5

@@ -41,11 +41,13 @@ CROSS JOIN LATERAL (
      WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
     LIMIT 1) d
 UNION ALL
-SELECT w.number, 'due', d.next_attempt_at FROM unnest($5, $6, $8::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
+SELECT w.number, CASE WHEN d.next_attempt_at <= least(now(), w.due) THEN 'due' ELSE 'joins' END, d.next_attempt_at
+FROM unnest($5, $6, $8::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
 CROSS JOIN LATERAL (
-    SELECT d.next_attempt_at FROM outbox_delivery d
-    WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
-    ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d`
+    SELECT d.ctid AS place, d.next_attempt_at FROM outbox_delivery d
+    WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= now()
+    ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d
+WHERE d.next_attempt_at <= least(now(), w.due) OR NOT EXISTS (SELECT FROM outbox_delivery x WHERE x.ctid = d.place FOR SHARE SKIP LOCKED)`
 
 // ErrLost says that a range is not this relay's any more: a crash of the server has undone the
 // take, or another relay has taken it over.
@@ -55,6 +57,9 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // elsewhere must be asked about again before it is sent: its range may end with a pending row. The
 // error is [ErrLost] if a crash of the server has undone the take: it may have undone those before
 // it too, and then nothing shows what comes first.
+//
+// A key counts as in hand elsewhere, too, while another session has the first row locked that is due
+// later than the range's events of it: that may be joining the key without knowing of this range.
 //
 // inHand are the fences of the ranges that the relay knows to have. Another one that is its own
 // counts as elsewhere: the take whose answer was lost may have committed late.
@@ -95,7 +100,7 @@ func findBlocked(ctx context.Context, db pg.DB, statement string, relay int32, o
 		switch why {
 		case "lost":
 			lost = true
-		case "hand":
+		case "hand", "joins":
 			blocked[number-1].InHand = true
 		case "due":
 			blocked[number-1].Due = *at
