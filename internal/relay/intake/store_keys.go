@@ -58,8 +58,8 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // error is [ErrLost] if a crash of the server has undone the take: it may have undone those before
 // it too, and then nothing shows what comes first.
 //
-// A key counts as in hand elsewhere, too, while another session has the first row locked that is due
-// later than the range's events of it: that may be joining the key without knowing of this range.
+// A key counts as in hand elsewhere, too, while another session has its first due row locked that
+// has not joined it: that session may be joining the key without knowing of this range.
 //
 // inHand are the fences of the ranges that the relay knows to have. Another one that is its own
 // counts as elsewhere: the take whose answer was lost may have committed late.

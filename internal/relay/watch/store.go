@@ -361,8 +361,8 @@ FROM unnest($8::text[], $9::text[], $10::timestamptz[]) AS e (rule, subject, las
 WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at = e.last_at`
 
 // applyConditions opens an alert, or keeps it open and true, for every condition that holds, and
-// resolves those that have ended, unless they were noted again since the look: by a transaction that
-// began before it, perhaps.
+// resolves those that have ended, unless they were noted again since the look: perhaps by a
+// transaction that began before it.
 func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []alertSample) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
