@@ -76,7 +76,7 @@ func (s *stage) interrupts(command []string, fate string, n int64, at stageOfMes
 	defer l.close()
 	met, goOn := make(chan struct{}), make(chan bool)
 	defer close(goOn)
-	l.dooms(&doom{n, at, func([]byte) bool { close(met); return <-goOn }})
+	l.dooms(&doom{n: n, at: at, meet: func([]byte) bool { close(met); return <-goOn }})
 	p, err := process.Start(run(dsn, command...))
 	s.must(err)
 	defer p.Kill()

@@ -49,9 +49,19 @@ const (
 
 // A doom is what a link does at one stage of one message.
 type doom struct {
-	n    int64 // the number of the message; of undialled: of the connection
+	n    int64  // the number of the message; of undialled: of the connection
+	step []byte // if it is set, the first message with these words meets the doom instead
 	at   stageOfMessage
 	meet func(message []byte) (goOn bool) // no: the connection ends
+	done atomic.Bool                      // a message with the words of step has met it
+}
+
+// comes reports whether a message meets the doom.
+func (d *doom) comes(n int64, executed []byte) bool {
+	if d.step == nil {
+		return d.n == n
+	}
+	return bytes.Contains(executed, d.step) && !d.done.Swap(true)
 }
 
 // A conn is one connection through a link.
@@ -153,19 +163,18 @@ func (c *conn) up(b []byte) bool {
 		c.link.hear(executed)
 	}
 	n, d := c.link.sent.Add(1), c.link.doom.Load()
-	if d == nil || d.n != n {
+	if d == nil || !d.comes(n, executed) {
 		return c.link.write(c.far, b)
 	}
 	switch d.at {
 	case undialled:
 	case unsent:
-		return d.meet(b) && c.link.write(c.far, b)
+		return d.meet(executed) && c.link.write(c.far, b)
 	case halfSent:
 		half := len(b) / 2
-		return c.link.write(c.far, b[:half]) && d.meet(b) && c.link.write(c.far, b[half:])
+		return c.link.write(c.far, b[:half]) && d.meet(executed) && c.link.write(c.far, b[half:])
 	default:
-		message := bytes.Clone(b)
-		c.awaited.Store(&doom{at: d.at, meet: func([]byte) bool { return d.meet(message) }})
+		c.awaited.Store(&doom{at: d.at, meet: func([]byte) bool { return d.meet(executed) }})
 	}
 	return c.link.write(c.far, b)
 }

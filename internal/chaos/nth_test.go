@@ -29,7 +29,7 @@ func TestAnyMessageOfAReceiverMayFail(t *testing.T) {
 					l, dsn := linkTo(t, healthy.DSN)
 					doomed := receivertest.NewEnvAt(t, f, dsn, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect)
 					key := fmt.Sprintf("k%d", failed)
-					l.dooms(&doom{failed + 1, at, ends})
+					l.dooms(&doom{n: failed + 1, at: at, meet: ends})
 					first, err := healthy.Try(healthy.NewRequestTo(doomed.URL, key, "{}"))
 					accepted := err == nil && first.Status == http.StatusCreated
 					if !accepted {
