@@ -101,23 +101,24 @@ func meetsItsFate(t *testing.T, fate, to string, at stageOfMessage) {
 	stride := testsize.Of(1, map[string]int{"database": 67, "requests": 11}[to])
 	for n = 1; play("") && !t.Failed(); n += stride {
 	}
+	var unmet []string
 	if stride == 1 && to == "database" {
 		for step := range steps { // message numbers vary from round to round, so that they may miss a step
-			for range 3 {
+			for range 20 { // not every round has each step, such as a breaker that opens
 				if n++; !met[step] && !t.Failed() {
 					play(step)
 				}
 			}
 			if !met[step] {
-				t.Errorf("no relay met its fate at: %s", step)
+				unmet = append(unmet, step)
 			}
 		}
 	}
 	s.repeats = leftBehind*played + 4*rounds // measured together: 0.7 to 5.3 a round
 	figures := s.judge()
 	t.Logf("%d times %s: %s", rounds, fate, figures)
-	if rounds == 0 {
-		t.Error("nothing was met")
+	if rounds == 0 || len(unmet) > 0 {
+		t.Errorf("in %d rounds no relay met its fate at %q", rounds, unmet)
 	}
 }
 
@@ -129,7 +130,9 @@ func (r *round) play(to string, at stageOfMessage) (message []byte, met, reached
 	r.leaveBehind()
 	r.sales("b", 2)
 	r.sell(r.Ctx, 1, sale{key: unfit + r.key("x"), plain: true})
-	r.wire.refuse.Store(10)
+	// 5 in a row open the breaker. Nothing in flight may be accepted then, and close it before the
+	// database knows.
+	r.wire.refuse.Store(14)
 
 	d := &doom{n: int64(r.n), at: at, meet: func(message []byte) (goOn bool) {
 		r.met <- bytes.Clone(message)
