@@ -63,7 +63,8 @@ WITH large AS (INSERT INTO sales SELECT 'large-' || i FROM generate_series(1, $1
 INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'sale.made', json_build_object('key', key, 'note', repeat('x', 1000000)), key FROM large`
 
 // A relay that may open fewer files than it wants connections, and has little memory, is slow, and
-// no event loses an attempt to that. With more memory than it may have, it would die.
+// no event loses an attempt to a connection that it could not open. With more memory than it may
+// have, it would die.
 func TestCrampedRelay(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.limits = "ulimit -n 40; ulimit -d 262144; export GOMEMLIMIT=16MiB;" // of address space that may be written; it begins with 140 MiB
@@ -77,9 +78,9 @@ func TestCrampedRelay(t *testing.T) {
 	ended()
 	s.judge()
 	cramped := all(s, s.outbox, `SELECT count(*) FROM outbox_attempt WHERE error LIKE '%too many open files'`, pgx.RowTo[int])[0]
-	burnt := all(s, s.outbox, `SELECT count(*) FROM outbox_delivery WHERE attempts > 1`, pgx.RowTo[int])[0]
-	if cramped == 0 || burnt > 0 {
-		t.Errorf("%d connections found no descriptor, which cost %d events an attempt", cramped, burnt)
+	spent := all(s, s.outbox, `SELECT concat_ws(' ', event_id, reason, error) FROM outbox_attempt WHERE outcome <> 'hold' AND reason NOT IN ('ok', 'timeout')`, pgx.RowTo[string])
+	if cramped == 0 || len(spent) > 0 { // a megabyte may take longer than the timeout, where a busy machine clears so little memory again and again
+		t.Errorf("%d connections found no descriptor; attempts were spent by: %q", cramped, spent)
 	}
 }
 
