@@ -41,7 +41,7 @@ const selectCompatibleSince = `SELECT inbox_compatible_since()`
 // Whether the database is that of a producer.
 const selectHasOutbox = `SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'outbox_schema_version')`
 
-// value reads one value in a transaction of its own.
+// value reads one value in a new transaction.
 func value[T any](ctx context.Context, o *Ops, statement string) (v T, err error) {
 	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, statement).Scan(&v) })
 	return v, err

@@ -65,25 +65,13 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 		}
 		cmd.Status, cmd.Parked = "pending", true
 	}
-	filter := ops.DeliveryFilter{
-		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
-		OrderingKey: cmd.OrderingKey, Key: cmd.Key, Related: cmd.Reference, Limit: cmd.Limit, Among: searchedRows,
-	}
-	if cmd.After != "" {
-		var good bool
-		if filter.After, good = ops.ParsePosition(cmd.After); !good {
-			return cli.Usagef("--after: %q is no position; write the id of an event, a full stop, and a destination", cmd.After)
-		}
-	}
-	switch cmd.Status {
-	case "any":
-		filter.Status = ""
-	case "retrying": // as the status and the page call them
-		filter.Status, filter.Attempts = "pending", 1
+	filter, err := cmd.filter()
+	if err != nil {
+		return err
 	}
 	var page ops.DeliveryPage
 	var untaken ops.Untaken
-	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		if filter.Since, filter.Until, err = cmd.Bounds(ctx, outbox); err != nil {
 			return err
 		}
@@ -111,6 +99,27 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	}
 	_, err = fmt.Fprintf(inv.Stderr, "Searched back to event %d%s; to continue, repeat the command with --after %s\n", page.Searched.EventID, created, page.Next)
 	return err
+}
+
+// filter returns what to list, but for the times.
+func (cmd listCommand) filter() (ops.DeliveryFilter, error) {
+	filter := ops.DeliveryFilter{
+		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
+		OrderingKey: cmd.OrderingKey, Key: cmd.Key, Related: cmd.Reference, Limit: cmd.Limit, Among: searchedRows,
+	}
+	if cmd.After != "" {
+		var good bool
+		if filter.After, good = ops.ParsePosition(cmd.After); !good {
+			return filter, cli.Usagef("--after: %q is no position; write the id of an event, a full stop, and a destination", cmd.After)
+		}
+	}
+	switch cmd.Status {
+	case "any":
+		filter.Status = ""
+	case "retrying": // as the status and the page call them
+		filter.Status, filter.Attempts = "pending", 1
+	}
+	return filter, nil
 }
 
 // searchedRows is among how many deliveries a list looks for what no index leads to.
