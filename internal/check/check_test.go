@@ -21,6 +21,12 @@ func TestProblems(t *testing.T) {
 	if want := []string{"relay.lease: 3s is too short", "relay.name: is 100% wrong", "destinations.a.url: is not set"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
+	if err := Join(all[:2]); err == nil || err.Error() != "relay.lease: 3s is too short\nrelay.name: is 100% wrong" {
+		t.Errorf("joined: %v", err)
+	}
+	if err := Join(nil); err != nil {
+		t.Errorf("without mistakes: %v", err)
+	}
 }
 
 func TestDifferences(t *testing.T) {
