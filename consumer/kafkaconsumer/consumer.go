@@ -133,7 +133,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	defer client.CloseAllowingRebalance()
 	defer c.stopAll(client)
-	if err := c.checkTopics(ctx, client); err != nil {
+	if err := c.checkTopics(ctx, client); err != nil && ctx.Err() == nil {
 		return err
 	}
 	for reported := (map[partition]string{}); ctx.Err() == nil; {

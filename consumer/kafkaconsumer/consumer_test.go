@@ -78,6 +78,18 @@ func TestRunEndsWhileItGetsPartitions(t *testing.T) {
 	}
 }
 
+func TestRunThatEndsAtItsStart(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	c, err := kafkaconsumer.New(kafkaconsumer.Config{
+		Group: "start", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers(e.address)},
+	}, e.Receiver(readertest.Effect))
+	pgtest.Must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	pgtest.Must(t, c.Run(ctx))
+}
+
 // joined is called when the brokers have told a client its partitions.
 type joined func()
 

@@ -147,19 +147,14 @@ func (c *Consumer) lanes() []lane {
 // stream does not exist, its durable consumer cannot be created, or the stream would remove what
 // the receiver refuses.
 func (c *Consumer) Run(ctx context.Context) error {
-	if err := c.checkStream(ctx); err != nil {
+	lanes := c.lanes()
+	sources, err := c.sources(ctx, lanes)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
-	sources := make([]jetstream.Consumer, 0, c.cfg.Partitions)
-	lanes := c.lanes()
-	for _, l := range lanes {
-		source, err := c.open(ctx, l)
-		if err != nil {
-			return err
-		}
-		sources = append(sources, source)
-	}
-
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
@@ -174,6 +169,22 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	workers.Wait()
 	return nil
+}
+
+// sources checks the stream and opens the durable consumer of each lane.
+func (c *Consumer) sources(ctx context.Context, lanes []lane) ([]jetstream.Consumer, error) {
+	if err := c.checkStream(ctx); err != nil {
+		return nil, err
+	}
+	sources := make([]jetstream.Consumer, 0, len(lanes))
+	for _, l := range lanes {
+		source, err := c.open(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, source)
+	}
+	return sources, nil
 }
 
 // checkStream refuses what would lose messages.

@@ -112,3 +112,12 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 		}
 	}
 }
+
+func TestRunThatEndsAtItsStart(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, 0)
+	r := e.reader(natsconsumer.Config{}, e.Receiver(readertest.Effect))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	pgtest.Must(t, r.Run(ctx))
+}
