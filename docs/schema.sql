@@ -244,10 +244,12 @@ BEGIN
     -- An operator may be replaying one of them at this moment. What is locked is left out; what was changed before it
     -- could be locked is seen as it is now.
     WITH locked AS MATERIALIZED (
-        SELECT d.event_id, d.status FROM outbox_delivery d WHERE d.event_id = ANY (due) FOR UPDATE SKIP LOCKED
+        SELECT d.event_id, d.status IN ('delivered', 'discarded')
+                           AND greatest(d.delivered_at, d.last_attempt_at, d.next_attempt_at) < cutoff AS is_settled
+        FROM outbox_delivery d WHERE d.event_id = ANY (due) FOR UPDATE SKIP LOCKED
     )
     SELECT array_agg(l.event_id) INTO due
-    FROM (SELECT event_id, count(*) FILTER (WHERE status IN ('delivered', 'discarded')) AS ours FROM locked GROUP BY event_id) l
+    FROM (SELECT event_id, count(*) FILTER (WHERE is_settled) AS ours FROM locked GROUP BY event_id) l
     WHERE l.ours = (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = l.event_id);
     settled := coalesce(cardinality(due), 0);
     IF settled = 0 THEN

@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // registers the driver "pgx"
 	"go.uber.org/goleak"
@@ -132,6 +133,26 @@ func PoolWith(t testing.TB, dsn string, change func(*pgxpool.Config)) *pgxpool.P
 	t.Cleanup(pool.Close)
 	return pool
 }
+
+// PoolBefore is [Pool] that calls do before each statement that contains a text.
+func PoolBefore(t testing.TB, dsn, text string, do func()) *pgxpool.Pool {
+	t.Helper()
+	return PoolWith(t, dsn, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &before{text, do} })
+}
+
+type before struct {
+	text string
+	do   func()
+}
+
+func (b *before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, b.text) {
+		b.do()
+	}
+	return ctx
+}
+
+func (b *before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // Program returns the path of one of PostgreSQL's programs, such as pg_dump. It skips t if the
 // installation that [localpg.BinDirVariable] names lacks the program.

@@ -2,6 +2,7 @@ package breaker
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -319,12 +320,34 @@ func TestResetBeginsNoNewAlert(t *testing.T) {
 	relaytest.Must(t, err)
 	s.want("closed owner 0 probes 0 failures 0")
 	s.view.Breaker = policy.Breaker{Policy: s.view.Breaker.Policy}
+	s.Exec(`UPDATE outbox_alert SET last_at = now() - interval '1 hour'`) // the reset's
 	s.fail(policy.ReasonConnect, 1)
 	s.tend()
-	const ages = `SELECT extract(epoch FROM now() - breaker_opened_at) < 60 AND extract(epoch FROM now() - opened_at) > 3590 AND count = 1 FROM outbox_destination, outbox_alert`
+	const ages = `SELECT extract(epoch FROM now() - breaker_opened_at) < 60 AND extract(epoch FROM now() - opened_at) > 3590
+		AND extract(epoch FROM now() - last_at) < 60 AND count = 1 FROM outbox_destination, outbox_alert`
 	if !relaytest.Row[bool](db, ages) || s.alerts() != 1 {
 		t.Errorf("the hold or the alert has another age; %d alerts", s.alerts())
 	}
+}
+
+// A relay that ends an alert after a reset may do so while another one opens the hold again.
+func TestHoldMeetsTheEndOfItsAlert(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(3, "held")
+	s := newSide(db, 1)
+	s.Exec(`INSERT INTO outbox_alert (rule, subject, first_error) VALUES ('breaker_open', 'default', 'earlier')`)
+	ends := db.Begin()
+	_, err := ends.Exec(t.Context(), `UPDATE outbox_alert SET resolved_at = now()`)
+	relaytest.Must(t, err)
+	s.fail(policy.ReasonConnect, 1)
+	var held sync.WaitGroup
+	held.Go(func() { s.tend() })
+	relaytest.Becomes(db, true, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+	relaytest.Must(t, ends.Commit(t.Context()))
+	held.Wait()
+	s.want("open owner 0 probes 0 failures 0")
+	testkit.Equal(t, "alerts of the hold", s.alerts(), 1)
 }
 
 // One trouble is one alert: a destination that is held for a status that an open alert names opens

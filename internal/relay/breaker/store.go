@@ -92,9 +92,10 @@ func (s store) clearRefusal(ctx context.Context, destination string, relayID int
 }
 
 // The alert is part of the opening: an operator who sees a held lane can find out since when and
-// why. One that an operator's reset has not ended yet continues, and so does one that has told of
-// the same status before the hold: it ends when the destination accepts again, too. A destination
-// that was removed while it was held, and has come back, is alerted again.
+// why. One that an operator's reset has not ended yet continues, and its new time says so to a
+// relay that is about to end it. One that has told of the same status before the hold continues,
+// too: it ends when the destination accepts again. A destination that was removed while it was
+// held, and has come back, is alerted again.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
@@ -113,10 +114,12 @@ WITH opened AS (
 ), alerted AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error)
     SELECT 'breaker_open', destination, $5 FROM opened
-    WHERE NOT EXISTS (SELECT FROM outbox_alert t WHERE t.subject = $1 AND t.resolved_at IS NULL AND (t.rule = 'breaker_open'
-        OR t.rule IN ('misconfigured', 'failing') AND t.first_error ~ '^[0-9]{3}( |$)' AND left(t.first_error, 3) = left($5, 3)))
+    WHERE NOT EXISTS (SELECT FROM outbox_alert t WHERE t.subject = $1 AND t.resolved_at IS NULL
+        AND t.rule IN ('misconfigured', 'failing') AND t.first_error ~ '^[0-9]{3}( |$)' AND left(t.first_error, 3) = left($5, 3))
     ON CONFLICT (rule, subject) DO UPDATE
-    SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = NULL
+    SET count = a.count + (a.resolved_at IS NOT NULL)::int, last_at = now(), resolved_at = NULL,
+        first_error = CASE WHEN a.resolved_at IS NULL THEN a.first_error ELSE excluded.first_error END,
+        detail = CASE WHEN a.resolved_at IS NULL THEN a.detail END
 )
 SELECT wait, breaker_probes FROM opened`
 

@@ -246,7 +246,7 @@ func (g *Guard) Await(ctx context.Context, h pg.DB) error {
 		}
 	}
 	g.set(guardOpen, 0)
-	return resolveQuarantinedAlert(ctx, h)
+	return resolveQuarantinedAlerts(ctx, h)
 }
 
 // Recheck returns an error if the database that was accepted is no longer this relay's. It looks
@@ -363,7 +363,7 @@ func (g *Guard) quarantine(ctx context.Context, h pg.DB, differences []Differenc
 		defer cancel()
 		if leaveErr := deregisterQuarantined(leaving, h, g.shown, g.cfg.Name); leaveErr == nil && err == nil {
 			g.shown = 0
-			err = resolveQuarantinedAlert(leaving, h)
+			err = resolveQuarantinedAlerts(leaving, h)
 		}
 	}()
 	ticker := time.NewTicker(lookInterval)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -246,6 +247,21 @@ func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	for _, r := range relays {
 		r.works()
 	}
+}
+
+// A relay that looks whether an alert has ended may be behind another one that is quarantined.
+func TestAlertOfAQuarantineMeetsItsEnd(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	visited(db)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, last_at) VALUES ('quarantined', '', now() - interval '1 minute'), ('quarantined', 'old', now())`)
+	pool := pgtest.PoolBefore(t, db.DSN, "SET resolved_at", func() {
+		comes(db, identity.Config{Address: "another:5432/app"}).wantQuarantine("its address is")
+		relaytest.Becomes(db, true, `SELECT last_at > now() - interval '30 seconds' FROM outbox_alert WHERE subject = ''`)
+	})
+	guard := identity.NewGuard(identity.Config{Name: "test", Address: addressOf(db, db.DSN)})
+	relaytest.Must(t, guard.Await(t.Context(), pool))
+	testkit.Equal(t, "open alerts", relaytest.Rows[string](db, `SELECT subject FROM outbox_alert WHERE resolved_at IS NULL`), []string{""})
 }
 
 // Many relays start at once on a database that no relay has seen: one of them records it, and those

@@ -209,14 +209,21 @@ func fireQuarantinedAlert(ctx context.Context, h pg.DB, subject, reason, detail 
 	return pg.Exec(ctx, h, "open alert", fireQuarantined, pgx.QueryExecModeExec, subject, reason, detail)
 }
 
-const resolveQuarantined = `
-UPDATE outbox_alert SET resolved_at = now()
+const selectEnded = `
+SELECT array_agg(last_at) FROM outbox_alert
 WHERE rule = 'quarantined' AND resolved_at IS NULL
   AND NOT EXISTS (SELECT FROM outbox_relay WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds')`
 
-// resolveQuarantinedAlert ends the alert once no relay is quarantined here.
-func resolveQuarantinedAlert(ctx context.Context, h pg.DB) error {
-	return pg.Exec(ctx, h, "resolve alert", resolveQuarantined, pgx.QueryExecModeExec)
+const resolveEnded = `UPDATE outbox_alert SET resolved_at = now() WHERE rule = 'quarantined' AND resolved_at IS NULL AND last_at = ANY ($1)`
+
+// resolveQuarantinedAlerts ends the alerts once no relay is quarantined here. One that a relay
+// opens, or tells again, at the same moment has another time, and stays.
+func resolveQuarantinedAlerts(ctx context.Context, h pg.DB) error {
+	ended, err := pg.Value[[]time.Time](ctx, h, "find alerts that have ended", selectEnded, pgx.QueryExecModeExec)
+	if err != nil || len(ended) == 0 {
+		return err
+	}
+	return pg.Exec(ctx, h, "resolve alerts", resolveEnded, pgx.QueryExecModeExec, ended)
 }
 
 const replaceIdentity = `

@@ -3,11 +3,7 @@ package ops_test
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
@@ -93,31 +89,15 @@ func TestOperatorsTellRelays(t *testing.T) {
 	}
 }
 
-// before is called before a statement is sent that has a text.
-type before struct {
-	text string
-	do   func()
-}
-
-func (b *before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, b.text) {
-		b.do()
-	}
-	return ctx
-}
-
-func (b *before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // A destination without state has no row to lock. A pause that makes one after the resume has
 // looked is ended by it, and the answer and the audit say so.
 func TestResumeMeetsAPause(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	pauses := &before{"SET paused = false", func() {
+	slow := pgtest.PoolBefore(t, db.DSN, "SET paused = false", func() {
 		_, err := ops.New(db.Pool).Pause(t.Context(), "default", "maintenance")
 		relaytest.Must(t, err)
-	}}
-	slow := pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = pauses })
+	})
 	if got, err := ops.New(slow).Resume(t.Context(), "default", false); err != nil || !got.Changed || got.Paused {
 		t.Errorf("%+v, %v", got, err)
 	}
