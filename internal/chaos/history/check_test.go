@@ -221,6 +221,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			t.Failures[0].Status = 200
 			return c
 		}, Attempts, "B"},
+		"an answer that is not logged": {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 0; return c }, Attempts, "B"},
 		"an answer that never came":    {func(c []Call, t *Tables) []Call { t.Failures[2].Status = 200; return c }, Attempts, "D"},
 		"a retry too soon":             {func(c []Call, _ *Tables) []Call { find(c, "2-d-2").At = seconds(2.3); return c }, Schedule, "B"},
 		"the last request is late":     {func(c []Call, _ *Tables) []Call { find(c, "4-d-2").At = seconds(60); return c }, Late, ""},

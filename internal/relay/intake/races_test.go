@@ -21,7 +21,7 @@ func (r *room) slowed(table string) (slow *pgxpool.Pool, between func(f func()))
 	role := fmt.Sprintf("slow_%x", rand.Uint64())
 	r.Exec(fmt.Sprintf(`
 CREATE ROLE %[1]s; GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO %[1]s;
-CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN true; END $$;
+CREATE FUNCTION waits() RETURNS boolean LANGUAGE plpgsql SET lock_timeout = 0 AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN true; END $$;
 ALTER TABLE %[2]s ENABLE ROW LEVEL SECURITY;
 CREATE POLICY waits ON %[2]s TO %[1]s USING (waits())`, role, table))
 	lock := r.Begin()
