@@ -157,16 +157,16 @@ func (s *stage) makeFault(f fault) {
 // wantFaultsToMatter fails the test if its faults did nothing, or excuse too much.
 func (s *stage) wantFaultsToMatter(figures figures, lasts time.Duration, rests bool) {
 	s.t.Helper()
-	s.t.Logf("seed %d, %s, %d relays: %s; %s; answers lost: %v; the server's errors: %s", s.seed, lasts, *relays, figures, s.faultsMade(), s.lost, s.serverErrors())
+	s.t.Logf("seed %d, %s, %d relays: %s; %s; of these, answers lost, rows locked, tables altered: %v; the server's errors: %s", s.seed, lasts, *relays, figures, s.faultsMade(), s.did, s.serverErrors())
 	if rests && figures.excused() > mostExcused {
 		s.t.Errorf("a fault would excuse %.1f %% of the requests that were accepted, more than %d: that judges too few", figures.excused(), mostExcused)
 	}
 	if rests && figures.Overload > lasts/10 {
 		s.t.Errorf("the machine had too much to do for %s: that excuses too much that comes late", figures.Overload)
 	}
-	for making, n := range s.lost {
+	for making, n := range s.did {
 		if n == 0 && s.made[making] >= 10 {
-			s.t.Errorf("%s, %d times, and none was lost", making, s.made[making])
+			s.t.Errorf("%s, %d times, and nothing came of it", making, s.made[making])
 		}
 	}
 	mayBatch := *relays > 1 && !s.record && !testing.Short()

@@ -48,6 +48,7 @@ var faults = []fault{
 				_, err := s.outbox.Exec(s.Ctx, "SET LOCAL lock_timeout = '2s'; ALTER TABLE "+table+" "+change)
 				if !hasCode(err, "55P03") {
 					s.must(err)
+					s.did[s.making]++
 				}
 			}
 		}
@@ -57,7 +58,8 @@ var faults = []fault{
 		defer s.fault(history.Relays, history.Delays)()
 		tx, err := s.outbox.Begin(s.Ctx)
 		s.must(err)
-		_, err = tx.Exec(s.Ctx, `SELECT FROM outbox_delivery WHERE status = 'pending' LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		locked, err := tx.Exec(s.Ctx, `SELECT FROM outbox_delivery WHERE status = 'pending' LIMIT 20 FOR UPDATE SKIP LOCKED`)
+		s.did[s.making] += int(locked.RowsAffected())
 		<-time.After(lasts)
 		s.must(errors.Join(err, tx.Rollback(s.Ctx)))
 	}},
@@ -222,7 +224,8 @@ func (s *stage) deadlock(lasts time.Duration) {
 	s.wire.share.Store(50) // only what was attempted before has a row
 	defer s.wire.share.Store(1)
 	for begun := time.Now(); time.Since(begun) < lasts; {
-		_, err := s.outbox.Exec(s.Ctx, lockClaimed)
+		locked, err := s.outbox.Exec(s.Ctx, lockClaimed)
+		s.did[s.making] += int(locked.RowsAffected())
 		if hasCode(err, "40P01") {
 			s.deadlocked++
 			continue
@@ -294,7 +297,7 @@ func (s *stage) loseAnswers(role string, l *link, words string) {
 	l.loseTo.Store(regexp.MustCompile(words))
 	<-time.After(lasts)
 	l.loseTo.Store(nil)
-	s.lost[s.making] += int(l.lost.Swap(0))
+	s.did[s.making] += int(l.lost.Swap(0))
 }
 
 func hasCode(err error, code string) bool {

@@ -65,7 +65,7 @@ type stage struct {
 	config        string         // a file: alerts are sent at once
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
-	lost          map[string]int // answers, by the faults that lost them
+	did           map[string]int // to how many rows, tables or answers, by the names of faults
 	torn          []string
 	compared      int          // snapshots of effects and processed_events
 	repeats       int          // [history.Tables.Repeats]
@@ -118,7 +118,7 @@ func openStage(t *testing.T, seed uint64, record bool, env ...string) *stage {
 	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
-	s := &stage{t: t, logs: t.TempDir(), seed: seed, record: record, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, lost: map[string]int{}}
+	s := &stage{t: t, logs: t.TempDir(), seed: seed, record: record, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, did: map[string]int{}}
 	s.config = filepath.Join(t.TempDir(), "alerts.yaml")
 	testkit.Must(t, os.WriteFile(s.config, []byte("alerts:\n  after_by_rule: {failed: 0s, breaker_open: 0s}\n"), 0o600))
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no
