@@ -31,6 +31,7 @@ const (
 type damaged struct {
 	until time.Time // claim apart until then
 	scans map[damagedScan]time.Time
+	reads map[damagedScan]int32 // how many rows the next such scan reads, if not all
 	keys  map[ordering.Key]damagedKey
 	rows  map[damagedRow]time.Time
 }
@@ -105,7 +106,7 @@ func (c *Rows) claimAll(ctx context.Context, relayID int32, requests []Request) 
 		c.damaged.until = now.Add(claimApartFor)
 	}
 	if c.damaged.scans == nil {
-		c.damaged.scans, c.damaged.keys, c.damaged.rows = map[damagedScan]time.Time{}, map[ordering.Key]damagedKey{}, map[damagedRow]time.Time{}
+		c.damaged = damaged{c.damaged.until, map[damagedScan]time.Time{}, map[damagedScan]int32{}, map[ordering.Key]damagedKey{}, map[damagedRow]time.Time{}}
 	}
 	all := Result{at: c.Clock.Now(), reordered: map[int]int64{}, apart: true}
 	var failed error
@@ -168,25 +169,37 @@ func (c *Rows) claimKeysApart(ctx context.Context, relayID int32, request Reques
 }
 
 // claimScan claims for one scan of a request: around rows that cannot be claimed, and up to the
-// first one that cannot be read. The next scan continues behind that one.
+// first one that cannot be read. The next scan continues behind that one, and reads little at
+// first: on a damaged page the next row cannot be read either.
 func (c *Rows) claimScan(ctx context.Context, relayID int32, request Request, s lane.Scan, now time.Time) (Result, error) {
 	s.Shared = false
 	part := request
 	part.Keys, part.Scans = nil, []lane.Scan{s}
-	result, err := c.claimOnce(ctx, relayID, []Request{part})
-	if !pg.IsOfRows(err) {
-		return result, err
-	}
-	c.Failed("claim", err)
-	for part.reads = s.Reads(); part.reads > 0; part.reads /= 2 {
-		if result, err = c.claimAround(ctx, relayID, part, now); !pg.IsOfRows(err) {
+	name := damagedScan{request.Destination, s.Class, s.Rescan}
+	reads, narrow := c.damaged.reads[name]
+	if !narrow {
+		result, err := c.claimOnce(ctx, relayID, []Request{part})
+		if !pg.IsOfRows(err) {
 			return result, err
 		}
+		c.Failed("claim", err)
+		reads = s.Reads()
 	}
+	for part.reads = reads; part.reads > 0; part.reads /= 2 {
+		result, err := c.claimAround(ctx, relayID, part, now)
+		if pg.IsOfRows(err) {
+			continue
+		}
+		if c.damaged.reads[name] = 2 * part.reads; 2*part.reads >= s.Reads() {
+			delete(c.damaged.reads, name)
+		}
+		return result, err
+	}
+	c.damaged.reads[name] = 1
 	place, found, err := c.findUnreadable(ctx, relayID, part)
 	if err == nil && !found {
 		again := now.Add(damagedAgain)
-		c.damaged.scans[damagedScan{request.Destination, s.Class, s.Rescan}] = again
+		c.damaged.scans[name] = again
 		c.Agenda.At(agenda.CauseDamage, again)
 		// A cursor begins again at the front, and a rescan ends: at their places they would find
 		// nothing any more, nor what becomes due before these.
@@ -230,8 +243,8 @@ func (c *Rows) findUnreadable(ctx context.Context, relayID int32, part Request) 
 	}
 	most := to.At.Sub(from.At).Microseconds() + 1
 	place = upTo(firstFailing(most, func(n int64) bool { return isBehind(upTo(n)) }))
-	first := int64(0) // of the rows of that time
-	if place.At.Equal(from.At) {
+	first := int64(0) // of the rows of that time; most have come one after the other
+	if isBehind(lane.Keyset{At: place.At, ID: from.ID}) {
 		first = from.ID
 	}
 	place.ID = first + firstFailing(math.MaxInt64-first, func(n int64) bool { return isBehind(lane.Keyset{At: place.At, ID: first + n}) })

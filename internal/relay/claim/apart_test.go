@@ -93,6 +93,50 @@ func (failedBatch) Close() error {
 	return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX001", Message: "invalid page"}
 }
 
+// Rows that cannot be read stand one behind the other, as those of a page do: each costs some
+// statements, and what is due behind them is claimed.
+func TestUnreadableRowsCostFewStatements(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "default")
+	db.Insert(1, "behind")
+	c := newRows(t, db, named("default"))
+	page := &damagedPage{Pool: c.DB}
+	for i := range 20 {
+		page.rows = append(page.rows, c.Clock.Now().Add(time.Duration(i)*10*time.Microsecond-5*time.Second))
+	}
+	c.DB = page
+	c.Lanes.Get("default").RestartScans()
+	for range len(page.rows) + 1 {
+		relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
+	}
+	testkit.Equal(t, "handed out", c.handed, map[string]int{"default": 1})
+	if most := 25 * len(page.rows); page.statements > most {
+		t.Errorf("%d statements, more than %d", page.statements, most)
+	}
+}
+
+// A damagedPage fails each scan that reads one of the rows, which became due at these times.
+type damagedPage struct {
+	pg.Pool
+	rows       []time.Time
+	statements int
+}
+
+func (d *damagedPage) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if q := b.QueuedQueries[0]; q.SQL == ClaimDue {
+		d.statements++
+		after, until := q.Arguments[7].([]pgtype.Timestamptz), q.Arguments[9].([]pgtype.Timestamptz)
+		for i := range after {
+			for _, at := range d.rows {
+				if (after[i].InfinityModifier != pgtype.Finite || after[i].Time.Before(at)) && (until[i].InfinityModifier != pgtype.Finite || !until[i].Time.Before(at)) {
+					return failedBatch{}
+				}
+			}
+		}
+	}
+	return d.Pool.SendBatch(ctx, b)
+}
+
 // A foreign trigger refuses that a delivery becomes the head of its ordering key. The one before it
 // is claimed nevertheless, and the claim is tried ever more rarely.
 func TestHeadDoesNotWaitForARefusedFollower(t *testing.T) {
