@@ -70,19 +70,6 @@ func alterTopic(t *testing.T, c *kgo.Client, name, setting, value string) {
 	pgtest.Must(t, kerr.ErrorForCode(answer.Resources[0].ErrorCode))
 }
 
-// allowWriting gives the relay's user the right to write to a topic.
-func allowWriting(t *testing.T, c *kgo.Client, name string) {
-	t.Helper()
-	request := kmsg.NewPtrCreateACLsRequest()
-	right := kmsg.NewCreateACLsRequestCreation()
-	right.ResourceType, right.ResourceName, right.ResourcePatternType = kmsg.ACLResourceTypeTopic, name, kmsg.ACLResourcePatternTypeLiteral
-	right.Principal, right.Host, right.Operation, right.PermissionType = "User:relay", "*", kmsg.ACLOperationWrite, kmsg.ACLPermissionTypeAllow
-	request.Creations = append(request.Creations, right)
-	answer, err := request.RequestWith(t.Context(), c)
-	pgtest.Must(t, err)
-	pgtest.Must(t, kerr.ErrorForCode(answer.Results[0].ErrorCode))
-}
-
 // Each row of the second table in docs/kafka.md: a relay reports it when it starts, continues with
 // other destinations, and loses nothing.
 func TestKafkaUnreadyDestinations(t *testing.T) {
@@ -123,7 +110,7 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	root := kgo.SASL(plain.Auth{User: "root", Pass: "r"}.AsMechanism())
 	rows["no-right"] = relaytest.Unready{
 		Settings: login(guarded, topic, "plain") + "{username: relay, password: right}", Problem: `allow the user to write to topic "invoices"`,
-		Fix: func() string { allowWriting(t, localkafka.Client(t, guarded, root), topic); return "" }, Stored: func() []string { return keysIn(t, guarded, topic, root) },
+		Fix: func() string { localkafka.AllowWriting(t, localkafka.Client(t, guarded, root), topic); return "" }, Stored: func() []string { return keysIn(t, guarded, topic, root) },
 	}
 	password := write("password", "wrong")
 	sasl, _ := localkafka.Start(t, "sasl")

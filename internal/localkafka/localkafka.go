@@ -156,3 +156,16 @@ func CreateTopic(t testing.TB, c *kgo.Client, name, setting, value string) {
 	testkit.Must(t, err)
 	testkit.Must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
 }
+
+// AllowWriting gives the user "relay" the right to write to a topic.
+func AllowWriting(t testing.TB, c *kgo.Client, name string) {
+	t.Helper()
+	request := kmsg.NewPtrCreateACLsRequest()
+	right := kmsg.NewCreateACLsRequestCreation()
+	right.ResourceType, right.ResourceName, right.ResourcePatternType = kmsg.ACLResourceTypeTopic, name, kmsg.ACLResourcePatternTypeLiteral
+	right.Principal, right.Host, right.Operation, right.PermissionType = "User:relay", "*", kmsg.ACLOperationWrite, kmsg.ACLPermissionTypeAllow
+	request.Creations = append(request.Creations, right)
+	answer, err := request.RequestWith(t.Context(), c)
+	testkit.Must(t, err)
+	testkit.Must(t, kerr.ErrorForCode(answer.Results[0].ErrorCode))
+}

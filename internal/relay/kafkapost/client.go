@@ -47,11 +47,18 @@ type Client struct {
 	cfg Config
 
 	mu      sync.Mutex
-	current [2]*kgo.Client // by whether records are alone in their batch
-	users   int            // calls that use one of them
+	current [2]*producer // by whether records are alone in their batch
 	links   links
 
 	alone chan struct{} // holds something while a record is written alone
+}
+
+// A producer is a client of the library, and how many calls use it. The mutex of its [Client]
+// guards it.
+type producer struct {
+	*kgo.Client
+	users   int
+	dropped bool // closed when none uses it
 }
 
 // New returns a client that has connected to nothing.
@@ -73,16 +80,16 @@ const brokerRetries = 4
 
 // use returns the producer, and makes it if there is none. That of records which are written alone
 // has its own connection. The caller calls unuse after it.
-func (c *Client) use(alone bool) (*kgo.Client, error) {
+func (c *Client) use(alone bool) (*producer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	which, limit := 0, int32(maxBatch)
 	if alone {
 		which, limit = 1, maxRecord
 	}
-	if c.current[which] != nil {
-		c.users++
-		return c.current[which], nil
+	if p := c.current[which]; p != nil {
+		p.users++
+		return p, nil
 	}
 	options := []kgo.Opt{
 		kgo.SeedBrokers(c.cfg.Brokers...), kgo.ClientID(c.cfg.Agent),
@@ -104,15 +111,37 @@ func (c *Client) use(alone bool) (*kgo.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	c.current[which] = client
-	c.users++
-	return client, nil
+	c.current[which] = &producer{Client: client, users: 1}
+	return c.current[which], nil
 }
 
-func (c *Client) unuse() {
+func (c *Client) unuse(p *producer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.users--
+	p.users--
+	if p.dropped && p.users == 0 {
+		p.Close()
+	}
+}
+
+// dropIfDead makes the next attempt use another producer if this one, whose attempt ended with err,
+// refuses every record from now on. The library keeps each final answer to InitProducerID for ever,
+// such as that to a user without the right to write, who may get it later.
+func (c *Client) dropIfDead(ctx context.Context, p *producer, err error) {
+	if !isFinal(err) {
+		return
+	}
+	if _, _, kept := p.ProducerID(ctx); !isFinal(kept) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.dropped = true
+	for i := range c.current {
+		if c.current[i] == p {
+			c.current[i] = nil
+		}
+	}
 }
 
 // dial opens a connection, with TLS where the destination asks for it.
@@ -172,20 +201,17 @@ func (c *Client) password() (user, pass string) {
 	return user, pass
 }
 
-// CloseIdleConnections lets the client go, with its connections, unless an attempt is under way. A
-// later attempt makes another one.
+// CloseIdleConnections closes each producer that no call uses, with its connections. A later
+// attempt makes another one.
 //
 // The library's own count of records is of no use here: it falls a moment after the attempt has its
 // answer.
 func (c *Client) CloseIdleConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.users > 0 {
-		return
-	}
-	for i, client := range c.current {
-		if client != nil {
-			client.Close()
+	for i, p := range c.current {
+		if p != nil && p.users == 0 {
+			p.Close()
 			c.current[i] = nil
 		}
 	}

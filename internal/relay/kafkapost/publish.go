@@ -64,7 +64,7 @@ func (c *Client) produce(ctx context.Context, topic string, m Message, alone boo
 	if err != nil {
 		return err
 	}
-	defer c.unuse()
+	defer c.unuse(client)
 	record := &kgo.Record{Topic: topic, Value: m.Payload, Headers: make([]kgo.RecordHeader, 0, len(m.Header))}
 	switch {
 	case c.cfg.Key == KeyIdempotency:
@@ -79,5 +79,6 @@ func (c *Client) produce(ctx context.Context, topic string, m Message, alone boo
 	if errors.Is(err, kerr.UnknownTopicID) { // it was removed and made again, which the library takes for an error for ever
 		client.PurgeTopicsFromProducing(topic)
 	}
+	c.dropIfDead(ctx, client, err)
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"go.uber.org/goleak"
 
 	"github.com/outbox-relay/outbox-relay/internal/localkafka"
@@ -192,6 +193,30 @@ func TestAnOutage(t *testing.T) {
 		if got := publish(t, client, topic, kafkapost.Message{IdempotencyKey: "k"}); !slices.Contains(step.want, got.Reason) {
 			t.Fatalf("result is %+v, want one of %v", got, step.want)
 		}
+	}
+}
+
+// A user who gets the right to write can write, and nothing is left of the producer that the
+// brokers had refused; TestMain looks for it.
+func TestRightThatIsGivenLater(t *testing.T) {
+	t.Parallel()
+	address, _ := localkafka.Start(t, "acl")
+	cfg := config(address)
+	login(kafkapost.Plain, "right")(&cfg)
+	client := kafkapost.New(cfg)
+	t.Cleanup(client.CloseIdleConnections)
+	var refused sync.WaitGroup
+	for range 20 {
+		refused.Go(func() {
+			if got := publish(t, client, topic, kafkapost.Message{IdempotencyKey: "k"}); got.Reason != policy.ReasonUnauthorized {
+				t.Errorf("without the right: result is %+v", got)
+			}
+		})
+	}
+	refused.Wait()
+	localkafka.AllowWriting(t, localkafka.Client(t, address, kgo.SASL(plain.Auth{User: "root", Pass: "r"}.AsMechanism())), topic)
+	if got := publish(t, client, topic, kafkapost.Message{IdempotencyKey: "k"}); got.Reason != policy.ReasonOK {
+		t.Errorf("with the right: result is %+v", got)
 	}
 }
 

@@ -46,6 +46,12 @@ func isLogin(answer *kerr.Error) bool {
 	return answer.Code == kerr.SaslAuthenticationFailed.Code || answer.Code == kerr.UnsupportedSaslMechanism.Code || answer.Code == kerr.IllegalSaslState.Code
 }
 
+// isFinal reports whether a broker has answered, after the login, and would answer the same again.
+func isFinal(err error) bool {
+	var answer *kerr.Error
+	return errors.As(err, &answer) && !answer.Retriable && !isLogin(answer)
+}
+
 // reasonOf returns the reason that an answer of a broker stands for.
 func reasonOf(answer *kerr.Error) policy.Reason {
 	switch answer.Code {

@@ -21,7 +21,7 @@ func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.unuse()
+	defer c.unuse(client)
 	request := kmsg.NewPtrMetadataRequest()
 	request.AllowAutoTopicCreation, request.IncludeTopicAuthorizedOperations = false, true
 	request.Topics = []kmsg.MetadataRequestTopic{}
@@ -43,7 +43,7 @@ func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 		}
 	}
 	if fixed {
-		warnings = c.doubts(ctx, client, name)
+		warnings = c.doubts(ctx, client.Client, name)
 	}
 	return warnings, nil
 }
