@@ -40,6 +40,13 @@ func ReachAll(ctx context.Context, destinations []Destination, egress Egress) []
 // read.
 func (d Destination) IsLog() bool { return isLog(schemeOf(d.URL)) }
 
+// Reach reaches the destination, as [carrier] says.
+func (e *Endpoint) Reach(ctx context.Context) (warnings []string, err error) {
+	e.begin()
+	defer e.end()
+	return e.carrier.Reach(ctx)
+}
+
 // Reach connects to the destination, with the TLS handshake where its URL asks for one, and sends
 // nothing. Through a proxy it connects to the proxy alone.
 func (c overHTTP) Reach(ctx context.Context) (warnings []string, err error) { return nil, c.reach(ctx) }

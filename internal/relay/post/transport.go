@@ -55,7 +55,7 @@ type Endpoint struct {
 	offer         *batchpost.Offer // of batches; nil: none are sent
 
 	mu       sync.Mutex
-	inFlight int  // attempts on their way
+	inFlight int  // attempts on their way, and calls of Reach
 	retired  bool // another one took its place: its connections are closed when nothing is in flight
 }
 
@@ -69,14 +69,14 @@ func (b *buffers) get() *[]byte {
 	return new([]byte)
 }
 
-// begin counts an attempt that is about to be made.
+// begin counts an attempt that is about to be made, or a call of Reach.
 func (e *Endpoint) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight++
 }
 
-// end counts an attempt that was answered, or given up.
+// end stops counting an attempt that was answered, or given up, or a call of Reach.
 func (e *Endpoint) end() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -84,7 +84,7 @@ func (e *Endpoint) end() {
 	e.closeUnused()
 }
 
-// Retire closes the kept connections once no attempt needs them.
+// Retire closes the kept connections once nothing needs them.
 func (e *Endpoint) Retire() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
