@@ -56,30 +56,48 @@ type Client struct {
 	connecting singleflight.Group
 	diagnosing singleflight.Group
 	messages   sync.Pool // of *nats.Msg: to make one costs as much as to send it, after which the library does not read it
+
+	mu         sync.Mutex
+	connectCtx context.Context // of the connection that is being made: no attempt's own, since others wait for it, too
+	giveUp     context.CancelFunc
 }
 
 // New returns a client that has connected to nothing.
 func New(cfg Config) *Client {
-	return &Client{cfg: cfg, messages: sync.Pool{New: func() any { return &nats.Msg{Header: nats.Header{}} }}}
+	c := &Client{cfg: cfg, messages: sync.Pool{New: func() any { return &nats.Msg{Header: nats.Header{}} }}}
+	c.connectCtx, c.giveUp = context.WithCancel(context.Background())
+	return c
 }
 
-// CloseIdleConnections closes the connection, now or after the attempts that use it. A later
-// attempt makes another one.
+// CloseIdleConnections closes the connection, now or after the attempts that use it, and gives up
+// the one that is being made. A later attempt makes another one.
 func (c *Client) CloseIdleConnections() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.giveUp()
+	c.connectCtx, c.giveUp = context.WithCancel(context.Background())
 	if to := c.last.Load(); to != nil {
 		to.leave()
 	}
 }
 
 // connected returns a connection that counts the attempt, or why there is none. Attempts that find
-// no connection wait for one of them to make it, and share its error. One may end before it is
-// used.
+// no connection wait until one is made, each for its own time, and share the error. A connection
+// may end before it is used.
 func (c *Client) connected(ctx context.Context, a *attempt) (*conn, error) {
+	c.mu.Lock()
+	connectCtx := c.connectCtx
+	c.mu.Unlock()
 	for range 3 {
 		if to := c.last.Load(); to != nil && to.begin(a) {
 			return to, nil
 		}
-		_, err, _ := c.connecting.Do("", func() (any, error) { return nil, c.connect(ctx, a) })
+		var err error
+		select {
+		case made := <-c.connecting.DoChan("", func() (any, error) { return nil, c.connect(connectCtx, a) }):
+			err = made.Err
+		case <-ctx.Done():
+		}
 		if err := cmp.Or(context.Cause(ctx), err); err != nil {
 			return nil, err
 		}
@@ -88,9 +106,10 @@ func (c *Client) connected(ctx context.Context, a *attempt) (*conn, error) {
 }
 
 // connect makes a connection to a server of the configuration, or else to one that the cluster
-// named. The error is that of the configuration's servers. There is none if ctx is done: attempts
-// that wait have their own time.
-func (c *Client) connect(ctx context.Context, a *attempt) (err error) {
+// named, within the timeout of an attempt. The error is that of the configuration's servers.
+func (c *Client) connect(connectCtx context.Context, a *attempt) (err error) {
+	ctx, cancel := context.WithTimeout(connectCtx, c.cfg.Timeout)
+	defer cancel()
 	servers := slices.Clone(c.cfg.Servers)
 	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
 	if last := c.last.Load(); last != nil {
@@ -110,8 +129,9 @@ func (c *Client) connect(ctx context.Context, a *attempt) (err error) {
 		switch {
 		case refusal == nil:
 			c.last.Store(made)
-			return nil
-		case ctx.Err() != nil:
+			if connectCtx.Err() != nil { // CloseIdleConnections may have missed it
+				made.leave()
+			}
 			return nil
 		case i < len(c.cfg.Servers):
 			err = refusal

@@ -5,7 +5,7 @@
 //
 // The client library connects, authenticates, writes, and matches acknowledgements to messages. It
 // neither reconnects nor publishes again by itself: a message that waits in a buffer, or goes out
-// twice, would be an attempt that nothing counts. An attempt that finds no connection makes one,
-// and its error is the result of that attempt. Package post makes the messages; this package knows
-// no database, no lane and no HTTP.
+// twice, would be an attempt that nothing counts. Attempts that find no connection wait, each for
+// its own time, until one is made for all of them; if that fails, its error is the result of each.
+// Package post makes the messages; this package knows no database, no lane and no HTTP.
 package natspost

@@ -128,6 +128,50 @@ func TestAttemptsShareAConnection(t *testing.T) {
 	testkit.Equal(t, "connections made", strings.Count(s.said(&s.connects), "CONNECT"), 1)
 }
 
+// Attempts share a connection that is being made, and not the time that another one has for it.
+// Nothing is left of it when the client is closed; TestMain looks for it.
+func TestAttemptsWaitNoLongerThanTheirTime(t *testing.T) {
+	t.Parallel()
+	dialled := make(chan struct{})
+	report := sync.OnceFunc(func() { close(dialled) })
+	c := clientOf(t, speaking(t, ""), timeout(10*time.Second), func(c *natspost.Config) {
+		dial := c.Dial
+		c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			report()
+			return dial(ctx, network, address)
+		}
+	})
+	first, stop := context.WithCancel(t.Context())
+	ended := make(chan policy.Result, 1)
+	var attempts sync.WaitGroup
+	defer attempts.Wait()
+	attempts.Go(func() { ended <- publish(first, c, "1") })
+	<-dialled
+	second, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	expect(t, "second", publish(second, c, "2"), policy.Result{Reason: policy.ReasonTimeout, Posted: true, Unreached: true}, "does not answer as one of NATS in time")
+	if len(ended) > 0 {
+		t.Error("the second attempt has waited for the first one")
+	}
+	stop()
+	expect(t, "first", <-ended, policy.Result{Reason: policy.ReasonShutdown, Posted: true, Unreached: true}, "")
+}
+
+// Each of many attempts reports a silent server as such, whichever of them asked it first.
+func TestSilentServerIsReportedAsSuch(t *testing.T) {
+	t.Parallel()
+	c := clientOf(t, speaking(t, ""))
+	var attempts sync.WaitGroup
+	defer attempts.Wait()
+	for i := range 200 {
+		attempts.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*2*time.Millisecond)
+			defer cancel()
+			expect(t, "attempt", publish(ctx, c, "1"), policy.Result{Reason: policy.ReasonTimeout, Posted: true, Unreached: true}, "does not answer as one of NATS in time")
+		})
+	}
+}
+
 // The log of an endpoint is set after its client is made.
 func TestConnectionsAreLogged(t *testing.T) {
 	t.Parallel()
