@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,8 +38,8 @@ type Config struct {
 	Subject string
 
 	// Partitions is the number over which the relay spreads the ordering keys. Never lower it while
-	// messages of the higher ones are unread: nothing reads them, which Run logs as an error when
-	// it starts. 0: no order.
+	// messages of the higher ones are unread: nothing reads them. Run logs an error when it starts
+	// while the stream has messages of higher ones, read or not. 0: no order.
 	Partitions int
 
 	// Workers is how many messages this process works at once without Partitions; with them there
@@ -203,14 +204,29 @@ func (c *Consumer) checkStream(ctx context.Context) error {
 	return nil
 }
 
-// reportUnread says that the relay writes to more partitions than this receiver reads: what is in
-// the others would wait for ever, and no lag would show it.
+// reportUnread says that the stream has messages of partitions that this receiver does not read:
+// they would wait for ever, and no lag would show it. Which partitions have messages depends on the
+// keys, so that the next one may have none.
 func (c *Consumer) reportUnread(ctx context.Context, stream jetstream.Stream) {
-	next := strings.Replace(c.cfg.Subject, partition, strconv.Itoa(c.cfg.Partitions), 1)
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(next))
-	if err == nil && len(info.State.Subjects) > 0 {
-		c.logger().ErrorContext(ctx, "natsconsumer: the stream has messages of a partition that is not read; set Config.Partitions to the partitions of the relay's destination",
-			"stream", c.cfg.Stream, "subject", next, "partitions", c.cfg.Partitions)
+	words := strings.Split(c.cfg.Subject, ".")
+	at := slices.IndexFunc(words, func(word string) bool { return strings.Contains(word, partition) })
+	before, after, _ := strings.Cut(words[at], partition)
+	words[at] = "*"
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(strings.Join(words, ".")))
+	if err != nil {
+		return
+	}
+	highest := -1
+	for subject := range info.State.Subjects {
+		word := strings.Split(subject, ".")[at]
+		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(word, before), after))
+		if err == nil && word == before+strconv.Itoa(n)+after {
+			highest = max(highest, n)
+		}
+	}
+	if highest >= c.cfg.Partitions {
+		c.logger().ErrorContext(ctx, "natsconsumer: the stream has messages of partitions that Config.Partitions leaves out: nothing reads them, unless they were read before it was lowered; "+
+			"set it to the partitions of the relay's destination", "stream", c.cfg.Stream, "highest", highest, "partitions", c.cfg.Partitions)
 	}
 }
 
