@@ -78,7 +78,7 @@ func (e *Env) again(fail func()) {
 	}
 }
 
-// refusal has the place for refused messages fail twice before it takes one.
+// refusal has the place for refused messages fail three times before it takes one.
 func (e *Env) refusal() {
 	refusals := make(chan Refusal, 10)
 	var calls atomic.Int32
@@ -93,6 +93,8 @@ func (e *Env) refusal() {
 			return errors.New("the place for refused messages is away")
 		case 2:
 			panic("a defect")
+		case 3:
+			runtime.Goexit()
 		}
 		refusals <- refusal
 		return nil

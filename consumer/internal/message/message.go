@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -149,20 +150,24 @@ func (a *answer) outcome() Outcome {
 }
 
 // Keep calls refused, which is to keep a message elsewhere, and reports whether the message may be
-// given up. Errors and panics are logged: prefix names the reader, and again says what becomes of
-// the message.
+// given up. Errors and panics are logged, and so is an end of the goroutine: prefix names the
+// reader, and again says what becomes of the message.
 func Keep(ctx context.Context, log *slog.Logger, prefix, again string, refused func() error) (kept bool) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			log.ErrorContext(ctx, prefix+": Config.Refused panicked; "+again, "type", fmt.Sprintf("%T", cause))
-			kept = false
-		}
-	}()
-	if err := refused(); err != nil {
+	err := errors.New("it ended its goroutine")
+	var panicked any
+	var keeping sync.WaitGroup
+	keeping.Go(func() { // lest one that ends its goroutine ends the reader of the log
+		defer func() { panicked = recover() }()
+		err = refused()
+	})
+	keeping.Wait()
+	switch {
+	case panicked != nil:
+		log.ErrorContext(ctx, prefix+": Config.Refused panicked; "+again, "type", fmt.Sprintf("%T", panicked))
+	case err != nil:
 		log.ErrorContext(ctx, prefix+": Config.Refused failed; "+again, "error", err)
-		return false
 	}
-	return true
+	return err == nil
 }
 
 // Schedule returns the delays after the failures of a message: the given ones, or the default ones

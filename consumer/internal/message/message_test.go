@@ -99,6 +99,7 @@ func TestKeep(t *testing.T) {
 		"keeps":  {func() error { return nil }, true, ""},
 		"fails":  {func() error { return errors.New("full") }, false, "reader: Config.Refused failed; again"},
 		"panics": {func() error { panic("secret") }, false, "reader: Config.Refused panicked; again"},
+		"exits":  {func() error { runtime.Goexit(); return nil }, false, "reader: Config.Refused failed; again"},
 	} {
 		var logged strings.Builder
 		kept := message.Keep(t.Context(), slog.New(slog.NewTextHandler(&logged, nil)), "reader", "again", c.refused)
