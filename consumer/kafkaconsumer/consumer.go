@@ -42,9 +42,10 @@ type Config struct {
 	Schedule []time.Duration
 
 	// DrainTimeout is how long a handler may continue after the context of Run has ended, or after
-	// its partition was given to another process. Then its context ends too. 0: 20 seconds. Longer
-	// than 40 seconds is refused: the group's other processes would wait for it. They wait for a
-	// process that died while partitions change hands, too: 20 seconds longer than this.
+	// its partition was given to another process, or its topic was made again. Then its context
+	// ends too. 0: 20 seconds. Longer than 40 seconds is refused: the group's other processes would
+	// wait for it. They wait for a process that died while partitions change hands, too: 20 seconds
+	// longer than this.
 	DrainTimeout time.Duration
 
 	// Refused is called with a record that no repetition will change, before it is passed, to keep
@@ -174,6 +175,8 @@ func (c *Consumer) handleErrors(ctx context.Context, client *kgo.Client, fetched
 		_ = sleep.For(ctx, errorPause)
 	}
 	if len(again) > 0 {
+		// An offset of the old topic that is marked later would be committed for the new one.
+		c.stop(func(p partition) bool { return slices.Contains(again, p.topic) }, true)
 		client.PurgeTopicsFromConsuming(again...)
 		client.AddConsumeTopics(again...)
 	}
@@ -214,7 +217,7 @@ func (c *Consumer) hand(p kgo.FetchTopicPartition) {
 // assigned starts a worker for each partition that this process gets. The client may also get some
 // while it leaves the group, when Run has ended all workers: they get none.
 func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[string][]int32) {
-	c.stop(got) // none, if the client revokes what it had before it gets it again
+	c.stop(among(got), true) // none, if the client revokes what it had before it gets it again
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.partitions == nil {
@@ -232,7 +235,7 @@ func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[str
 // revoked ends the workers of partitions that go to another process, and commits what they have
 // done, so that it does not come again there.
 func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[string][]int32) {
-	c.stop(gone)
+	c.stop(among(gone), false)
 	c.commit(ctx, client)
 }
 
@@ -243,28 +246,34 @@ func (c *Consumer) commit(ctx context.Context, client *kgo.Client) {
 }
 
 // lost ends the workers of partitions that others have already.
-func (c *Consumer) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32) { c.stop(gone) }
+func (c *Consumer) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32) {
+	c.stop(among(gone), true)
+}
 
-// stop ends the workers of partitions.
-func (c *Consumer) stop(gone map[string][]int32) {
+// among returns a function that reports whether a partition is one of those that the client names.
+func among(named map[string][]int32) func(partition) bool {
+	return func(p partition) bool { return slices.Contains(named[p.topic], p.number) }
+}
+
+// stop ends the workers of some partitions, and waits for them. gone: what they still finish is not
+// committed.
+func (c *Consumer) stop(which func(partition) bool, gone bool) {
 	var ending []*worker
 	c.mu.Lock()
-	for topic, numbers := range gone {
-		for _, number := range numbers {
-			if w := c.partitions[partition{topic, number}]; w != nil {
-				ending = append(ending, w)
-				delete(c.partitions, w.partition)
-			}
+	maps.DeleteFunc(c.partitions, func(p partition, w *worker) bool {
+		if which(p) {
+			ending = append(ending, w)
 		}
-	}
+		return which(p)
+	})
 	c.mu.Unlock()
-	end(ending)
+	end(ending, gone)
 }
 
 // end ends workers together and waits for them.
-func end(ending []*worker) {
+func end(ending []*worker, gone bool) {
 	for _, w := range ending {
-		w.stop()
+		w.halt(gone)
 	}
 	for _, w := range ending {
 		w.running.Wait()
@@ -277,7 +286,7 @@ func (c *Consumer) stopAll(client *kgo.Client) {
 	ending := slices.Collect(maps.Values(c.partitions))
 	c.partitions = nil
 	c.mu.Unlock()
-	end(ending)
+	end(ending, false)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	c.commit(ctx, client)

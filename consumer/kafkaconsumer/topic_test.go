@@ -1,11 +1,14 @@
 package kafkaconsumer_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -50,27 +53,64 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	e.produceMany("before", 5)
 	e.Effects(5)
 
-	remove := kmsg.NewPtrDeleteTopicsRequest()
-	removed := kmsg.NewDeleteTopicsRequestTopic()
-	removed.Topic = kmsg.StringPtr(topic)
-	remove.TopicNames, remove.Topics = []string{topic}, append(remove.Topics, removed)
-	_, err := remove.RequestWith(t.Context(), e.send)
-	pgtest.Must(t, err)
+	e.deleteTopic()
 	testkit.Eventually(t, "the log to say that records are gone", func() bool { return log.count("no records") > 0 })
-	create := kmsg.NewPtrCreateTopicsRequest()
-	created := kmsg.NewCreateTopicsRequestTopic()
-	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, localkafka.Partitions, 1
-	create.Topics = append(create.Topics, created)
-	answer, err := create.RequestWith(t.Context(), e.send)
-	pgtest.Must(t, err)
-	pgtest.Must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
-	e.send.PurgeTopicsFromProducing(topic)
+	e.makeTopic()
 
 	e.produceMany("after", 20)
 	e.Effects(25)
 	if lines := log.count("no records"); lines > 100 {
 		t.Errorf("%d lines in the log", lines)
 	}
+}
+
+// Offsets of the old topic would hide the first events of the new one.
+func TestATopicIsMadeAgainBehindABacklog(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	log := &journal{}
+	r := e.reader(kafkaconsumer.Config{Logger: slog.New(slog.NewTextHandler(log, nil))}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		if event.IdempotencyKey == "before38" {
+			for log.count("no records") == 0 && ctx.Err() == nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			time.Sleep(time.Second) // this record ends when the client would have forgotten the old topic
+		}
+		return readertest.Effect(ctx, tx, event)
+	}))
+	e.produceMany("before", 40)
+	e.Start(r.Run)
+	e.Reach(38)
+	e.deleteTopic()
+	e.makeTopic()
+	e.produceMany("after", 100)
+	testkit.Eventually(t, "each event of the new topic", func() bool {
+		return pgtest.Row[int](t, e.Pool, `SELECT count(*) FROM effect WHERE key LIKE 'after%'`) == 100
+	})
+}
+
+// deleteTopic deletes the topic.
+func (e *env) deleteTopic() {
+	e.Helper()
+	remove := kmsg.NewPtrDeleteTopicsRequest()
+	removed := kmsg.NewDeleteTopicsRequestTopic()
+	removed.Topic = kmsg.StringPtr(topic)
+	remove.TopicNames, remove.Topics = []string{topic}, append(remove.Topics, removed)
+	_, err := remove.RequestWith(e.Context(), e.send)
+	pgtest.Must(e, err)
+}
+
+// makeTopic makes it again.
+func (e *env) makeTopic() {
+	e.Helper()
+	create := kmsg.NewPtrCreateTopicsRequest()
+	created := kmsg.NewCreateTopicsRequestTopic()
+	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, localkafka.Partitions, 1
+	create.Topics = append(create.Topics, created)
+	answer, err := create.RequestWith(e.Context(), e.send)
+	pgtest.Must(e, err)
+	pgtest.Must(e, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
+	e.send.PurgeTopicsFromProducing(topic)
 }
 
 // What a topic removed before it was read is gone for this reader, which must not continue in

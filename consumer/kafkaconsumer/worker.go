@@ -13,7 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
-// worker works the records of one partition, one after the other. Others push and stop it; mu
+// worker works the records of one partition, one after the other. Others push and halt it; mu
 // guards what they share.
 type worker struct {
 	*Consumer
@@ -31,6 +31,7 @@ type worker struct {
 	next    int64 // offset of the first record that is not done
 	end     int64 // offset behind the last record of the partition
 	failing bool
+	gone    bool // the partition is another one's, or a new one: mark no offset
 }
 
 func newWorker(c *Consumer, client *kgo.Client, p partition) *worker {
@@ -49,7 +50,7 @@ func (w *worker) reportRemoved(start int64) {
 	}
 }
 
-// start runs the worker until stop is called.
+// start runs the worker until halt is called.
 func (w *worker) start(ctx context.Context) {
 	w.client.ResumeFetchPartitions(w.alone()) // a worker of the same partition may have been stopped while it had enough
 	w.taking, w.stop = context.WithCancel(ctx)
@@ -66,6 +67,14 @@ func (w *worker) start(ctx context.Context) {
 			}
 		}
 	})
+}
+
+// halt has the worker take no further record. gone: it marks no offset from now on.
+func (w *worker) halt(gone bool) {
+	w.mu.Lock()
+	w.gone = w.gone || gone
+	w.mu.Unlock()
+	w.stop()
 }
 
 // push gives the worker records, and has the client fetch no more of them while it has enough.
@@ -136,11 +145,21 @@ func (w *worker) lag() (waiting int64, failing bool) {
 	return max(w.end-w.next, 0), w.failing
 }
 
-// done notes how far the worker is.
-func (w *worker) done(next int64, failing bool) {
+// done notes that a record has its result, and lets its offset be committed.
+func (w *worker) done(r *kgo.Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.next, w.failing = next, failing
+	w.next, w.failing = r.Offset+1, false
+	if !w.gone {
+		w.client.MarkCommitRecords(r)
+	}
+}
+
+// failed notes that a record has failed.
+func (w *worker) failed(r *kgo.Record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.next, w.failing = r.Offset, true
 }
 
 // work tries a record until that has a result, and then lets its offset be committed. It returns
@@ -158,11 +177,10 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 	for attempt := 1; ; attempt++ {
 		out := message.Deliver(ctx, w.receive, m)
 		if out.Verdict == message.Done || out.Verdict == message.Refused && w.refuse(ctx, r, out) {
-			w.client.MarkCommitRecords(r)
-			w.done(r.Offset+1, false)
+			w.done(r)
 			return true
 		}
-		w.done(r.Offset, true)
+		w.failed(r)
 		if w.taking.Err() != nil {
 			return false
 		}
