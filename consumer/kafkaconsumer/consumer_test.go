@@ -2,13 +2,17 @@ package kafkaconsumer_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/readertest"
@@ -88,6 +92,27 @@ func TestRunThatEndsAtItsStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	pgtest.Must(t, c.Run(ctx))
+}
+
+// A record that is being worked counts as waiting, whatever comes behind it.
+func TestLagCountsTheRecordThatIsWorked(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	begun, finish := make(chan struct{}), make(chan struct{})
+	c := e.consumer(kafkaconsumer.Config{Logger: slog.New(slog.DiscardHandler)}, e.Receiver(func(context.Context, pgx.Tx, consumer.Event) error {
+		select {
+		case begun <- struct{}{}:
+			<-finish
+		case <-finish:
+		}
+		return errors.New("not yet")
+	}))
+	e.Start(c.Run)
+	defer close(finish)
+	e.produceMany("first", 1)
+	<-begun
+	e.produceMany("behind", 2)
+	testkit.Eventually(t, "three records to wait", func() bool { return c.Lag().Waiting == 3 })
 }
 
 // joined is called when the brokers have told a client its partitions.

@@ -74,12 +74,20 @@ func (w *written) Reader(receiver http.Handler, refused func(readertest.Refusal)
 	return w.reader(cfg, receiver)
 }
 
-// reader returns a reader of the topic.
-func (e *env) reader(cfg kafkaconsumer.Config, receiver http.Handler) readertest.Reader {
-	cfg.Group, cfg.Topics, cfg.Client = "test", []string{topic}, []kgo.Opt{kgo.SeedBrokers(e.address)}
+// consumer returns one of the topic.
+func (e *env) consumer(cfg kafkaconsumer.Config, receiver http.Handler) *kafkaconsumer.Consumer {
+	e.Helper()
+	cfg.Group, cfg.Topics, cfg.Client = "test", []string{topic}, append(cfg.Client, kgo.SeedBrokers(e.address))
 	cfg.Schedule = []time.Duration{10 * time.Millisecond}
 	c, err := kafkaconsumer.New(cfg, receiver)
 	pgtest.Must(e, err)
+	return c
+}
+
+// reader returns a reader of the topic.
+func (e *env) reader(cfg kafkaconsumer.Config, receiver http.Handler) readertest.Reader {
+	e.Helper()
+	c := e.consumer(cfg, receiver)
 	return readertest.Reader{Run: c.Run, Lag: func() (idle bool, failing int) {
 		lag := c.Lag()
 		return lag.Waiting == 0 && lag.Failing == 0, lag.Failing

@@ -29,7 +29,7 @@ type worker struct {
 	records []*kgo.Record
 	paused  bool
 	next    int64 // offset of the first record that is not done
-	end     int64 // offset behind the last record of the partition
+	end     int64 // offset behind the last record of the partition; 0: nothing was pushed
 	failing bool
 	gone    bool // the partition is another one's, or a new one: mark no offset
 }
@@ -81,7 +81,7 @@ func (w *worker) halt(gone bool) {
 func (w *worker) push(records []*kgo.Record, end int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.records) == 0 && !w.failing {
+	if w.end == 0 {
 		w.next = records[0].Offset
 	}
 	w.records, w.end = append(w.records, records...), end
