@@ -74,6 +74,8 @@ type Consumer struct {
 
 	mu         sync.Mutex
 	partitions map[partition]*worker // that this process has; nil: it takes none, Run has not begun or ends
+
+	committing sync.WaitGroup // ends when the client is closed
 }
 
 // partition names a partition of a topic.
@@ -87,6 +89,9 @@ const (
 	// giveBack is how long after its drain a process may take to give its partitions back before
 	// its group gives up on it.
 	giveBack = 20 * time.Second
+	// commitTimeout and leaveTimeout bound what waits for brokers that may be away.
+	commitTimeout = 10 * time.Second
+	leaveTimeout  = 5 * time.Second
 )
 
 // New returns a consumer of the topics, which [Consumer.Run] starts. It fails when cfg cannot work,
@@ -119,8 +124,11 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 // Run works records until ctx ends: then it takes no more, lets the handlers that are running end,
 // for DrainTimeout at most, commits offsets, leaves the group and returns nil. It may run in any
 // number of processes, once in each Consumer. An outage of the brokers, of any length, does not end
-// it. It returns an error at the start only: when no broker answers, or a topic does not exist.
+// it; one that lasts while Run ends delays that by 30 seconds at most. It returns an error at the
+// start only: when no broker answers, or a topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx) // it ends all workers at once, whatever the client waits for
+	defer cancel()
 	c.mu.Lock()
 	c.partitions = map[partition]*worker{}
 	c.mu.Unlock()
@@ -128,12 +136,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
 		kgo.ConsumerGroup(c.cfg.Group), kgo.ConsumeTopics(c.cfg.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(c.cfg.DrainTimeout+giveBack),
-		kgo.OnPartitionsAssigned(c.assigned), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
+		kgo.OnPartitionsAssigned(func(_ context.Context, client *kgo.Client, got map[string][]int32) { c.assigned(ctx, client, got) }),
+		kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
 	if err != nil {
 		return fmt.Errorf("kafkaconsumer: %w", err)
 	}
+	defer c.committing.Wait()
 	defer client.CloseAllowingRebalance()
-	defer c.stopAll(client)
+	defer c.leave(client)
 	if err := c.checkTopics(ctx, client); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -214,8 +224,8 @@ func (c *Consumer) hand(p kgo.FetchTopicPartition) {
 	}
 }
 
-// assigned starts a worker for each partition that this process gets. The client may also get some
-// while it leaves the group, when Run has ended all workers: they get none.
+// assigned starts a worker for each partition that this process gets, until ctx ends. The client
+// may also get some while it leaves the group, when Run has ended all workers: they get none.
 func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[string][]int32) {
 	c.stop(among(got), true) // none, if the client revokes what it had before it gets it again
 	c.mu.Lock()
@@ -227,20 +237,37 @@ func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[str
 		for _, number := range numbers {
 			w := newWorker(c, client, partition{topic, number})
 			c.partitions[w.partition] = w
-			w.start(context.WithoutCancel(ctx))
+			w.start(ctx)
 		}
 	}
 }
 
 // revoked ends the workers of partitions that go to another process, and commits what they have
 // done, so that it does not come again there.
-func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[string][]int32) {
+func (c *Consumer) revoked(_ context.Context, client *kgo.Client, gone map[string][]int32) {
 	c.stop(among(gone), false)
-	c.commit(ctx, client)
+	c.mu.Lock()
+	left := c.partitions == nil // leave has committed
+	c.mu.Unlock()
+	if !left {
+		c.commit(client)
+	}
 }
 
-func (c *Consumer) commit(ctx context.Context, client *kgo.Client) {
-	if err := client.CommitMarkedOffsets(ctx); err != nil {
+// commit commits what is marked, or gives up after a while. It does not wait for the client to give
+// up: that first waits for another commit of its own, in an outage until it leaves the group.
+func (c *Consumer) commit(client *kgo.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
+	defer cancel()
+	committed := make(chan error, 1)
+	c.committing.Go(func() { committed <- client.CommitMarkedOffsets(ctx) })
+	var err error
+	select {
+	case err = <-committed:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
 		c.logger().WarnContext(ctx, "kafkaconsumer: offsets are not committed; the records come again, as duplicates", "error", err)
 	}
 }
@@ -280,16 +307,18 @@ func end(ending []*worker, gone bool) {
 	}
 }
 
-// stopAll ends all workers, commits what they have done, and lets no further one start.
-func (c *Consumer) stopAll(client *kgo.Client) {
+// leave ends all workers, commits what they have done, lets no further one start, and leaves the
+// group.
+func (c *Consumer) leave(client *kgo.Client) {
 	c.mu.Lock()
 	ending := slices.Collect(maps.Values(c.partitions))
 	c.partitions = nil
 	c.mu.Unlock()
 	end(ending, false)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	c.commit(client)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	c.commit(ctx, client)
+	_ = client.LeaveGroupContext(ctx) // otherwise the group ends its membership in time
 }
 
 // Lag is what waits for this process, in records.

@@ -50,12 +50,12 @@ func (w *worker) reportRemoved(start int64) {
 	}
 }
 
-// start runs the worker until halt is called.
+// start runs the worker until ctx ends or halt is called.
 func (w *worker) start(ctx context.Context) {
 	w.client.ResumeFetchPartitions(w.alone()) // a worker of the same partition may have been stopped while it had enough
 	w.taking, w.stop = context.WithCancel(ctx)
-	working, abandon := context.WithCancel(ctx)
-	context.AfterFunc(w.taking, func() { // ctx itself does not end
+	working, abandon := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(w.taking, func() {
 		timer := time.AfterFunc(w.cfg.DrainTimeout, abandon)
 		context.AfterFunc(working, func() { timer.Stop() })
 	})
