@@ -74,6 +74,7 @@ type Consumer struct {
 
 	mu         sync.Mutex
 	partitions map[partition]*worker // that this process has; nil: it takes none, Run has not begun or ends
+	remade     map[string]bool       // topics that were made again, until they are assigned
 
 	committing sync.WaitGroup // ends when the client is closed
 }
@@ -130,14 +131,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx) // it ends all workers at once, whatever the client waits for
 	defer cancel()
 	c.mu.Lock()
-	c.partitions = map[partition]*worker{}
+	c.partitions, c.remade = map[partition]*worker{}, map[string]bool{}
 	c.mu.Unlock()
 	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
 	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
 		kgo.ConsumerGroup(c.cfg.Group), kgo.ConsumeTopics(c.cfg.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(c.cfg.DrainTimeout+giveBack),
 		kgo.OnPartitionsAssigned(func(_ context.Context, client *kgo.Client, got map[string][]int32) { c.assigned(ctx, client, got) }),
-		kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
+		kgo.AdjustFetchOffsetsFn(c.begin), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
 	if err != nil {
 		return fmt.Errorf("kafkaconsumer: %w", err)
 	}
@@ -187,6 +188,11 @@ func (c *Consumer) handleErrors(ctx context.Context, client *kgo.Client, fetched
 	if len(again) > 0 {
 		// An offset of the old topic that is marked later would be committed for the new one.
 		c.stop(func(p partition) bool { return slices.Contains(again, p.topic) }, true)
+		c.mu.Lock()
+		for _, topic := range again {
+			c.remade[topic] = true
+		}
+		c.mu.Unlock()
 		client.PurgeTopicsFromConsuming(again...)
 		client.AddConsumeTopics(again...)
 	}
@@ -240,6 +246,22 @@ func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[str
 			w.start(ctx)
 		}
 	}
+}
+
+// begin has a topic that was made again read from its beginning. Before Kafka 4.1 offsets are
+// committed by name: the client may have committed one of the old topic for the new one.
+func (c *Consumer) begin(_ context.Context, offsets map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for topic, partitions := range offsets {
+		if c.remade[topic] {
+			delete(c.remade, topic)
+			for number := range partitions {
+				partitions[number] = kgo.NewOffset().AtStart()
+			}
+		}
+	}
+	return offsets, nil
 }
 
 // revoked ends the workers of partitions that go to another process, and commits what they have

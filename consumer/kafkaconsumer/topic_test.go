@@ -10,7 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
@@ -64,12 +66,22 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	}
 }
 
-// Offsets of the old topic would hide the first events of the new one.
+// Offsets of the old topic would hide the first events of the new one. Kafka before 4.1 takes
+// offsets by the name of their topic, a later one by its id.
 func TestATopicIsMadeAgainBehindABacklog(t *testing.T) {
 	t.Parallel()
+	for name, versions := range map[string]*kversion.Versions{"offsets by id": kversion.Stable(), "offsets by name": kversion.V3_9_0()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			backlog(t, kgo.MaxVersions(versions))
+		})
+	}
+}
+
+func backlog(t *testing.T, client kgo.Opt) {
 	e := newEnv(t, "")
 	log := &journal{}
-	r := e.reader(kafkaconsumer.Config{Logger: slog.New(slog.NewTextHandler(log, nil))}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	r := e.reader(kafkaconsumer.Config{Client: []kgo.Opt{client}, Logger: slog.New(slog.NewTextHandler(log, nil))}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if event.IdempotencyKey == "before38" {
 			for log.count("no records") == 0 && ctx.Err() == nil {
 				time.Sleep(10 * time.Millisecond)
