@@ -23,7 +23,7 @@ import (
 func TestOneDrainWhilePartitionsMove(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t)
-	const drain = 4 * time.Second
+	const drain = 8 * time.Second
 	e := newEnv(t, "")
 	begun := make(chan struct{}, 100)
 	cfg := kafkaconsumer.Config{
@@ -44,7 +44,7 @@ func TestOneDrainWhilePartitionsMove(t *testing.T) {
 	}
 	e.Start(e.consumer(cfg, e.Receiver(readertest.Effect)).Run)
 	testkit.Eventually(t, "partitions move", func() bool { return c.Lag().Partitions < readertest.Partitions })
-	time.Sleep(drain / 2)
+	<-time.After(drain / 2)
 	from := time.Now()
 	stop()
 	if took := time.Since(from); took > drain*5/4 {
@@ -67,7 +67,7 @@ func TestStopWhileBrokersAreAway(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, network, address)
 	})
 	c := e.consumer(kafkaconsumer.Config{Client: []kgo.Opt{host}, Logger: slog.New(slog.DiscardHandler)}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		time.Sleep(50 * time.Millisecond)
+		<-time.After(50 * time.Millisecond)
 		return readertest.Effect(ctx, tx, event)
 	}))
 	stop := e.Start(c.Run)
@@ -75,7 +75,7 @@ func TestStopWhileBrokersAreAway(t *testing.T) {
 	away.Store(true)
 	e.broker.Kill()
 	e.Reach(10)
-	time.Sleep(1500 * time.Millisecond) // the client begins to commit meanwhile
+	<-time.After(1500 * time.Millisecond) // the client begins to commit meanwhile
 	from := time.Now()
 	stop()
 	if took := time.Since(from); took > 30*time.Second {

@@ -84,9 +84,9 @@ func backlog(t *testing.T, client kgo.Opt) {
 	r := e.reader(kafkaconsumer.Config{Client: []kgo.Opt{client}, Logger: slog.New(slog.NewTextHandler(log, nil))}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if event.IdempotencyKey == "before38" {
 			for log.count("no records") == 0 && ctx.Err() == nil {
-				time.Sleep(10 * time.Millisecond)
+				<-time.After(10 * time.Millisecond)
 			}
-			time.Sleep(time.Second) // this record ends when the client would have forgotten the old topic
+			<-time.After(time.Second) // this record ends when the client would have forgotten the old topic
 		}
 		return readertest.Effect(ctx, tx, event)
 	}))
