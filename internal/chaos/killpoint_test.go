@@ -132,9 +132,9 @@ func (r *round) play(to string, at stageOfMessage) (message []byte, met, reached
 	r.told = r.wire.alerts.Load()
 	r.leaveBehind()
 	r.sales("b", 2)
-	r.sell(r.Ctx, 1, sale{key: unfit + r.key("x"), plain: true})
-	// 5 in a row open the breaker. Nothing in flight may be accepted then, and close it before the
-	// database knows.
+	// 5 in a row open the breaker. Nothing in flight may be accepted or refused for good then, and
+	// close it before the database knows.
+	r.sell(r.Ctx, 1, sale{key: unfit + r.key("x"), plain: true, due: 400})
 	r.wire.refuse.Store(14)
 
 	d := &doom{n: int64(r.n), at: at, meet: func(message []byte) (goOn bool) {

@@ -104,10 +104,10 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 func (s *stage) sell(ctx context.Context, producer int, sale sale) {
 	note := ""
 	switch {
-	case sale.due > 0:
-		note = history.Later
 	case strings.HasPrefix(sale.key, unfit):
 		note = history.Unfit
+	case sale.due > 0:
+		note = history.Later
 	}
 	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key, Note: note})
 	done(s.transact(ctx, sale), 0, "")

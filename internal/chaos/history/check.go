@@ -407,7 +407,7 @@ func (c *checker) attempts() {
 			switch {
 			case sent && f.Status != 0 && f.Status != answer(p):
 				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and the wire answered %d", f.Status, f.Delivery, answer(p))
-			case sent && f.Status == 0 && answer(p) != 0 && f.To-f.At < c.Timeout-timeoutGrace && !c.hit(p.Who, p.At, p.To, Delays):
+			case sent && f.Status == 0 && answer(p) != 0 && f.To-f.At < c.Timeout-timeoutGrace && !c.hit(p.Who, p.At, max(p.To, f.To), Delays):
 				c.breach(Attempts, e.Key, "had no answer as %s after %s, says the log, and the wire answered %d", f.Delivery, f.To-f.At, answer(p))
 			case !sent && f.Status != 0:
 				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and was never sent so", f.Status, f.Delivery)
