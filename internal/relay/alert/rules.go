@@ -243,7 +243,7 @@ func relayRules() []rule {
 		{
 			RuleQuarantined, 0, "outbox-relay identity show",
 			"A relay is quarantined and sends nothing[: {failure}][: {detail}]",
-			"the relay is no longer quarantined",
+			"no relay is quarantined any more",
 			"",
 		},
 	}

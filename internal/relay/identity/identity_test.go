@@ -93,6 +93,19 @@ func TestAddressesAreBounded(t *testing.T) {
 	}
 }
 
+// A relay that is quarantined is a reason why nothing is sent only where no other relay works.
+func TestReasonNeedsThatNoRelayWorks(t *testing.T) {
+	t.Parallel()
+	r := Report{Recorded: &Identity{}, Quarantined: []QuarantinedRelay{{Reason: "a copy"}}}
+	testkit.Equal(t, "reason", r.Reason(), "a copy")
+	r.Foreign = "another server's"
+	testkit.Equal(t, "reason", r.Reason(), "a copy")
+	r.Working = []string{"w"}
+	testkit.Equal(t, "reason of what concerns all", r.Reason(), "another server's")
+	r.Foreign = ""
+	testkit.Equal(t, "reason beside a relay that works", r.Reason(), "")
+}
+
 // What would be accepted, in words.
 func TestAcceptable(t *testing.T) {
 	t.Parallel()

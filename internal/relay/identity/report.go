@@ -27,16 +27,16 @@ type Report struct {
 	Working []string `json:"working"`
 }
 
-// Reason says in one line why relays do nothing here; empty: they may work. Who asks from elsewhere
-// under an address of his own is no reason.
+// Reason says in one line why no relay does anything here; empty: relays may work. Neither a relay
+// that is quarantined beside others that work, nor the address of a person who asks from elsewhere,
+// is a reason.
 func (r Report) Reason() string {
-	if len(r.Quarantined) > 0 {
+	switch {
+	case len(r.Quarantined) > 0 && len(r.Working) == 0:
 		return r.Quarantined[0].Reason
-	}
-	if r.Foreign != "" {
+	case r.Foreign != "":
 		return r.Foreign
-	}
-	if len(r.Differences) == 0 || onlyAddress(r.Differences) || len(r.Working) > 0 {
+	case len(r.Differences) == 0 || onlyAddress(r.Differences) || len(r.Working) > 0:
 		return ""
 	}
 	return reasonOf(r.Differences)

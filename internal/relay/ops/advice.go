@@ -83,6 +83,13 @@ func advise(s Status) []Advice {
 		all = append(all, adviseParked(s.Parked, routed))
 	}
 	for _, r := range s.Relays {
+		if r.Quarantined != "" && s.Quarantined == "" && r.Alive() {
+			all = append(all, Advice{
+				alert.RuleQuarantined, r.Called, Warning, fmt.Sprintf("Relay %q is quarantined and sends nothing, while others work: %s.", plain.Clip(r.Called), plain.Clip(r.Quarantined)),
+				"Stop it, or give it the settings of the others.",
+				[]string{"outbox-relay identity show"},
+			})
+		}
 		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Called, FirstError: r.ReloadError}); r.ReloadError != "" {
 			all = append(all, adviseOf(Warning, refused))
 		}

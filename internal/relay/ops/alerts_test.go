@@ -114,6 +114,22 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	)
 }
 
+// A relay that is quarantined beside others that work is named alone, by every command.
+func TestQuarantineBesideRelaysThatWork(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Serve("default")
+	db.Exec(`INSERT INTO outbox_relay (name, version, quarantined) VALUES ('other', '', 'its environment is "staging", recorded is "shop"')`)
+	wantAdvice(db, `Relay "other" is quarantined and sends nothing, while others work: its environment is "staging", recorded is "shop".`)
+	s, err := New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if s.Quarantined != "" || s.Advice[0].Level != Warning {
+		t.Errorf("%q, %+v", s.Quarantined, s.Advice)
+	}
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute' WHERE name = 'test'`)
+	wantAdvice(db, `Nothing is claimed or sent: its environment is "staging", recorded is "shop".`)
+}
+
 // wantAdvice checks what the status advises.
 func wantAdvice(db *relaytest.Database, want ...string) {
 	db.Helper()

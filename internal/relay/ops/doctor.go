@@ -331,8 +331,10 @@ func (x *examination) deliveries(ctx context.Context) error {
 	for _, a := range s.Advice {
 		level := LevelWarning
 		switch a.Rule {
-		case alert.RuleQuarantined: // as identity says
-			continue
+		case alert.RuleQuarantined:
+			if s.Quarantined != "" { // identity says so
+				continue
+			}
 		case alert.RuleNoRelay, alert.RuleUnserved:
 			level = LevelError
 		case alert.RuleUntaken: // it would advise to run what runs

@@ -153,6 +153,9 @@ var faults = map[string]fault{
 	}, "intake", " (range 2), and is silent", "outbox-relay run"},
 	"a range that no relay takes over": {func(p *patient) { p.openRange(7) }, "intake", "relay 7 had events in hand when it ended, 3m", "outbox-relay run"},
 	"another environment":              {func(p *patient) { p.stop(); p.cfg.Environment = "staging" }, "identity", "relays are quarantined here", "outbox-relay identity show"},
+	"another environment beside others": {func(p *patient) {
+		p.execute(`INSERT INTO outbox_relay (name, version, quarantined) VALUES ('other', '', 'its environment is "staging"')`)
+	}, "deliveries", `Relay "other" is quarantined and sends nothing, while others work: its environment is "staging".`, "outbox-relay identity show"},
 	"events without deliveries": {func(p *patient) {
 		p.execute("INSERT INTO outbox (event_type, payload, idempotency_key, xid) VALUES ('t', '{}', 'loaded', '2'), ('t', '{}', 'new', pg_current_xact_id())")
 	}, "events", "1 event has no deliveries", "outbox-relay events create-deliveries"},

@@ -27,8 +27,8 @@ type Status struct {
 	// Refusals are of destinations that refuse some relays while another relay may be accepted.
 	Refusals     []watch.Refusal `json:"refusals,omitempty"`
 	RefusalsLeft int             `json:"refusals_left,omitempty"`
-	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty:
-	// they may work.
+	// Quarantined says why no relay does anything on this database, see [identity.Report.Reason];
+	// empty: relays may work.
 	Quarantined string `json:"quarantined,omitempty"`
 	// Advice says what is wrong and what to do about it, the most urgent first. Empty: all is well.
 	Advice     []Advice `json:"advice"`
