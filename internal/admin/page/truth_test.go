@@ -50,5 +50,6 @@ func TestRelaysPageNamesTheirFaults(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, reload_error, reload_failed_at) VALUES ('b', 'v', now() + interval '1 hour', 'no url', now())`)
 	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination, refused_at, refused_error) VALUES (1, 'default', now(), '401 Unauthorized')`)
+	db.Serve("default")
 	serve(t, db.Pool).gets(200, "/relays", "Relay &#34;b&#34; refused its new configuration: no url.", "Only relay b is refused by &#34;default&#34;: 401 Unauthorized.")
 }

@@ -130,6 +130,36 @@ func TestQuarantineBesideRelaysThatWork(t *testing.T) {
 	wantAdvice(db, `Nothing is claimed or sent: its environment is "staging", recorded is "shop".`)
 }
 
+// Of a relay that is gone, or where no relay may be accepted, nothing is said of others that
+// deliver.
+func TestRefusedAloneNeedsAnotherThatMayBeAccepted(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (id, name, version) OVERRIDING SYSTEM VALUE VALUES (1, 'a', ''), (2, 'b', '');
+		INSERT INTO outbox_relay_destination (relay_id, destination) VALUES (1, 'default'), (2, 'default')`)
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now() - interval '1 minute', refused_error = '403 Forbidden: no' WHERE relay_id = 2`)
+	refused := func(what string, want ...string) {
+		t.Helper()
+		wantAdvice(db, want...)
+		relays, err := New(db.Pool).Relays(t.Context())
+		relaytest.Must(t, err)
+		testkit.Equal(t, what, len(relays[1].RefusedBy) > 0, slices.ContainsFunc(want, func(s string) bool { return strings.HasPrefix(s, "Only relay b is refused") }))
+	}
+	const alone = `Only relay b is refused by "default": 403 Forbidden: no. The other relays deliver.`
+	refused("alone", alone)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, http_status, destination, outcome, reason, error)
+		VALUES (1, 1, now() - interval '2 minutes', 1, 1, 1, 403, 'default', 'retry', 'unauthorized', '403 Forbidden'), (1, 3, now(), 1, 2, 1, 404, 'default', 'retry', 'not_found', '404 Not Found')`)
+	refused("the other one was refused before, or otherwise", alone)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, http_status, destination, outcome, reason, error)
+		VALUES (1, 5, now(), 1, 3, 1, 403, 'default', 'retry', 'unauthorized', '403 Forbidden')`)
+	refused("the other one is refused, too")
+	db.Exec(`DELETE FROM outbox_attempt`)
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute' WHERE id = 1`)
+	refused("the other one is dead")
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'`)
+	refused("all are dead", "No relay is running, so nothing is sent.")
+}
+
 // wantAdvice checks what the status advises.
 func wantAdvice(db *relaytest.Database, want ...string) {
 	db.Helper()

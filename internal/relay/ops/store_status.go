@@ -173,7 +173,7 @@ SELECT r.id, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now
        coalesce(c.deliveries, 0) + coalesce((SELECT sum(i.deliveries) FROM in_hand i WHERE i.relay_id = r.id), 0)::bigint, coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.relay_id = r.id ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,
-       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.relay_id = r.id AND s.refused_at IS NOT NULL ORDER BY s.destination),
+       ARRAY(SELECT d.destination FROM outbox_relay_destination d WHERE d.relay_id = r.id AND ` + watch.RefusedAlone + ` ORDER BY d.destination),
        r.asleep, r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r
 LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries

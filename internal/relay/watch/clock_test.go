@@ -59,6 +59,7 @@ func TestHeldDestinationRefusesNoRelayAlone(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Serve("default")
 	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now() - interval '1 hour', refused_error = '401 Unauthorized'`)
+	db.Serve("default")
 	refusals := func() int {
 		list, err := Refusals(t.Context(), db.Pool)
 		relaytest.Must(t, err)

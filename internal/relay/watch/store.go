@@ -138,6 +138,18 @@ func Differences(ctx context.Context, q pg.DB) ([]Difference, error) {
 	return rows.Value[[]Difference](ctx, q, "compare relays", watchDiffer)
 }
 
+// RefusedAlone is true of a row d of outbox_relay_destination whose relay lives and is refused,
+// while another relay that lives may be accepted. No other relay may if one was refused in the same
+// way since, with too few events to hold the destination. The beginning of an error, such as a
+// status, says in which way.
+const RefusedAlone = `(d.refused_at IS NOT NULL AND EXISTS (SELECT FROM outbox_relay r WHERE r.id = d.relay_id AND ` + pg.IsAlive + `)
+    AND EXISTS (SELECT FROM outbox_relay_destination o JOIN outbox_relay r ON r.id = o.relay_id
+                WHERE o.destination = d.destination AND o.refused_at IS NULL AND r.quarantined IS NULL AND ` + pg.IsAlive + `)
+    AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = d.destination AND s.breaker <> 'closed')
+    AND NOT EXISTS (SELECT FROM (SELECT * FROM outbox_attempt ORDER BY id DESC LIMIT 1000) a
+                    WHERE a.destination = d.destination AND a.relay_id <> d.relay_id AND a.started_at >= d.refused_at
+                      AND left(a.error, 3) = left(d.refused_error, 3)))`
+
 // Which relays a destination refuses alone.
 const watchRefusals = `
 SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'relays', x.relays, 'error', x.error, 'seconds', x.seconds) ORDER BY x.destination)
@@ -145,7 +157,7 @@ FROM (
     SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
            extract(epoch FROM now() - min(d.refused_at)) AS seconds
     FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.id = d.relay_id
-    WHERE d.refused_at IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = d.destination AND s.breaker <> 'closed')
+    WHERE ` + RefusedAlone + `
     GROUP BY d.destination ORDER BY d.destination LIMIT 100
 ) x`
 
