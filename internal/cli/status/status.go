@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -171,8 +172,9 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	if s.DestinationsLeft > 0 {
 		fmt.Fprintf(w, "%s: outbox-relay status%s %s\n", plain.Plural(s.DestinationsLeft, "more destination", "more destinations"), cmd.sameList(), plain.ShellFlag("--after", s.Next))
 	}
+	alive := slices.ContainsFunc(s.Relays, ops.RelayStatus.Alive)
 	for _, d := range s.Destinations {
-		printLaneNotes(w, d)
+		printLaneNotes(w, d, alive)
 	}
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked, most), len(s.Relays))
 	for _, r := range s.Relays {
@@ -247,8 +249,8 @@ func upTo(n, bound int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// printLaneNotes prints what the table has no room for.
-func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
+// printLaneNotes prints what the table has no room for. alive: a relay is running.
+func printLaneNotes(w io.Writer, d ops.DestinationStatus, alive bool) {
 	name := d.Destination
 	if d.Paused {
 		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), output.AfterColon(d.PausedReason))
@@ -256,6 +258,8 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
 		probe := "a probe is due"
 		switch {
+		case !alive:
+			probe = "no running relay probes it"
 		case d.Breaker == "half_open" && d.WaitUntil == nil:
 			probe = "a probe is under way"
 		case d.Paused:

@@ -84,6 +84,19 @@ Open alerts: 1
 	}
 }
 
+// Without a relay that runs, no probe is promised.
+func TestPrintHeldWithoutARelay(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	testkit.Must(t, output.Show(&b, false, ops.Status{
+		Destinations: []ops.DestinationStatus{{Destination: "mail", State: "held", Routed: true, Served: true, Breaker: "half_open", BreakerSeconds: 12, BreakerError: "refused"}},
+		Relays:       []ops.RelayStatus{{RelayID: 1, Name: "a", State: "silent", HeartbeatAgeSeconds: 17}},
+	}, Command{Limit: ops.MaxListed}.printStatus))
+	if !strings.Contains(b.String(), "  mail: held, no running relay probes it: refused\n") {
+		t.Errorf("status says\n%s", b.String())
+	}
+}
+
 // An alert that is still open beside "All is well." is explained.
 func TestEndingAlertsAreExplained(t *testing.T) {
 	t.Parallel()

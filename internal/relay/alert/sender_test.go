@@ -128,6 +128,7 @@ func TestRelayThatDiedWhileItSent(t *testing.T) {
 	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleParked} {
 		fire(db, rule)
 	}
+		{`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'`, "no running relay has it, so that none tries it"},
 	db.Exec(`INSERT INTO outbox_alert_notice (rule, subject, channel, claimed_until) SELECT rule, subject, 'ops', now() + interval '45 s' FROM outbox_alert`)
 	relaytest.Must(t, s.SendDue(t.Context()))
 	if got := ops.heard(); len(got) != 0 {

@@ -27,7 +27,8 @@ const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 // untried is [Untried] of an alert a.
 const untried = `CASE WHEN a.rule <> 'breaker_open' THEN ''
             WHEN EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.paused) THEN 'paused'
-            WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = a.subject) THEN 'unserved'
+            WHEN a.rule = 'failed' THEN ''
+            WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s JOIN outbox_relay r ON r.id = s.relay_id WHERE s.destination = a.subject AND ` + pg.IsAlive + `) THEN 'unserved'
             WHEN (SELECT (` + pg.WaitUntil + `) FROM (VALUES (a.subject)) lane (destination)) IS NOT NULL THEN 'asked_to_wait' ELSE '' END`
 
 // columns are the fields of an Alert a but for Pending and Source.

@@ -56,7 +56,7 @@ type Untried string
 // What keeps relays from trying it.
 const (
 	UntriedPaused   Untried = "paused"
-	UntriedUnserved Untried = "unserved"      // no registered relay has the destination
+	UntriedUnserved Untried = "unserved"      // no living relay has the destination
 	UntriedAsked    Untried = "asked_to_wait" // its Retry-After has not passed
 )
 

@@ -155,7 +155,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
 	switch {
 	case d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm:
-		all = append(all, d.adviseHeld())
+		all = append(all, d.adviseHeld(alive))
 	case d.WaitUntil != nil && d.Pending > 0:
 		all = append(all, d.adviseSlowed())
 	case !unserved && d.Retrying > 0 && d.RetryReason != "":
@@ -196,9 +196,11 @@ func (d DestinationStatus) adviseUnserved() Advice {
 		"outbox-relay discard --destination "+d.word()+" --status pending    # gives them up")
 }
 
-func (d DestinationStatus) adviseHeld() Advice {
+func (d DestinationStatus) adviseHeld(alive bool) Advice {
 	held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
 	switch {
+	case !alive:
+		held.Untried = alert.UntriedUnserved
 	case d.Paused:
 		held.Untried = alert.UntriedPaused
 	case d.WaitUntil != nil:

@@ -141,6 +141,16 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
+// Without a relay that runs, none tries what is held.
+func TestAdviceOnAHeldDestinationWithoutARelay(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	all := advise(Status{Destinations: []DestinationStatus{{Destination: "d", Routed: true, Served: true, Breaker: "open", WaitUntil: &now}}})
+	if got := fmt.Sprint(all); len(all) != 2 || !strings.Contains(got, "no running relay has it, so that none tries it") {
+		t.Errorf("advice: %s", got)
+	}
+}
+
 // No relay tries what is paused, also if it is held.
 func TestAdviceOnAPausedDestinationThatIsHeld(t *testing.T) {
 	t.Parallel()

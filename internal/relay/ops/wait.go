@@ -246,7 +246,7 @@ func (w waitState) behindHint() string {
 // nextProbe says when a held destination is probed.
 func (w waitState) nextProbe() string {
 	switch {
-	case !w.Served:
+	case !w.Served || w.Relays == 0:
 		return "no running relay probes it"
 	case w.Breaker == "half_open" && w.WaitUntil == nil:
 		return "a probe is under way"

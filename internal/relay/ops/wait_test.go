@@ -62,6 +62,11 @@ func TestWaits(t *testing.T) {
 	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "a probe is under way") {
 		t.Errorf("%v %+v", err, list)
 	}
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'`)
+	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "no running relay probes it") {
+		t.Errorf("%v %+v", err, list)
+	}
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`)
 	db.Exec(`DELETE FROM outbox_destination; DELETE FROM outbox_route; DELETE FROM outbox_relay_destination`)
 	waits(6, "unserved")
 	waits(5, "unserved", "not_due")
