@@ -184,4 +184,15 @@ func TestStatusLeavesOutAlertsThatAreOver(t *testing.T) {
 	if len(s.Alerts) > 0 || len(s.Advice) > 0 {
 		t.Errorf("alerts %+v, advice %+v", s.Alerts, s.Advice)
 	}
+
+	// Also at once: a look waits for seconds before it ends this one.
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ('routes_changed', current_database(), 'added t to default')`)
+	db.Exec(`INSERT INTO outbox_relay_route SELECT r.id, t.pattern, t.destination FROM outbox_relay r CROSS JOIN outbox_route t`)
+	wantAdvice(db)
+	db.Exec(`INSERT INTO outbox_route VALUES ('later', 'default')`)
+	s, err = New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if len(s.Advice) != 1 || s.Advice[0].Rule != alert.RuleRoutesChanged {
+		t.Errorf("advice %+v", s.Advice)
+	}
 }

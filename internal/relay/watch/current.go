@@ -15,6 +15,15 @@ func Current(ctx context.Context, q pg.DB, open []alert.Alert) ([]alert.Alert, e
 	if len(open) == 0 {
 		return open, nil
 	}
+	if changed := func(a alert.Alert) bool { return a.Rule == alert.RuleRoutesChanged }; slices.ContainsFunc(open, changed) {
+		disagree, err := relaysDisagree(ctx, q)
+		if err != nil {
+			return open, err
+		}
+		if !disagree { // a look ends the alert some seconds later
+			open = slices.DeleteFunc(slices.Clone(open), changed)
+		}
+	}
 	seen, known, err := inspect(ctx, q)
 	if err != nil || !known {
 		return open, err

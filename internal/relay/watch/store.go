@@ -343,6 +343,13 @@ func inspect(ctx context.Context, q pg.DB) (seen sample, known bool, err error) 
 	return seen, true, nil
 }
 
+const selectRelaysDisagree = `SELECT ` + pg.RelaysDisagree
+
+// relaysDisagree reports whether a relay is configured without some of the stored routes.
+func relaysDisagree(ctx context.Context, q pg.DB) (bool, error) {
+	return pg.Value[bool](ctx, q, "compare routes", selectRelaysDisagree)
+}
+
 func ignoreNoRows(err error) error {
 	if err == nil || errors.Is(err, pgx.ErrNoRows) {
 		return nil
