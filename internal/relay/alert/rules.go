@@ -177,7 +177,7 @@ func eventRules() []rule {
 		{
 			RuleUndelivered, usual, "outbox-relay events create-deliveries",
 			"Events of {name} have no deliveries, so that no relay sends them[: {detail}]",
-			"every event of {name} has its deliveries",
+			"no event of {name} is known to have no deliveries",
 			"",
 		},
 		{

@@ -266,7 +266,7 @@ func (u *UndeliveredSample) String() string {
 	if u.Count > MaxUndelivered {
 		found = fmt.Sprintf("more than %d events have", MaxUndelivered)
 	}
-	return fmt.Sprintf("%s no delivery, the first of them event %d: no relay takes them for new, as of rows that were loaded from another server; create what is missing: "+
+	return fmt.Sprintf("%s no delivery, the first of them event %d: no relay takes them for new, as their rows were loaded from another server or their deliveries deleted; create what is missing: "+
 		"outbox-relay events create-deliveries", found, u.Event)
 }
 

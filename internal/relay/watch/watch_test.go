@@ -148,7 +148,7 @@ func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	if seen, ok := w.Recent(); !ok || seen.Undelivered != 2 {
 		t.Errorf("%d events without deliveries were seen", seen.Undelivered)
 	}
-	want := fmt.Sprintf("%d 2 events have no delivery, the first of them event %[1]d: no relay takes them for new, as of rows that were loaded from another server; "+
+	want := fmt.Sprintf("%d 2 events have no delivery, the first of them event %[1]d: no relay takes them for new, as their rows were loaded from another server or their deliveries deleted; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
 	testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT first_event_id || ' ' || detail FROM outbox_alert WHERE rule = 'undelivered'`), want)
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status) SELECT unnest($1::bigint[]), 'default', 'discarded'`, ids)
