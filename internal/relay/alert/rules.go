@@ -111,8 +111,8 @@ func destinationRules() []rule {
 		{
 			RuleFailed, 5 * time.Second, "outbox-relay events list --status failed --destination {word}",
 			"{deliveries} to {name} failed for good[. First: {first}]",
-			"no failed delivery to {name} is left, of {count} that failed",
-			"Look at the reasons, fix the cause, then replay them. Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event cannot be sent as it is: its producer must insert a corrected event under a new key.",
+			"no failed delivery to {name} is left, of {count} that failed[; {held}]",
+			"Look at the reasons, fix the cause, then replay them.[ {paused}: `outbox-relay resume {word}`.] Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event cannot be sent as it is: its producer must insert a corrected event under a new key.",
 		},
 		{
 			RuleBreakerOpen, usual, "",
@@ -371,6 +371,10 @@ func (a Alert) ifKnown(name string, v voice) string {
 		return v.name(a.Database)
 	case name == "event" && a.FirstEventID != 0:
 		return fmt.Sprint(a.FirstEventID)
+	case name == "paused" && a.Untried == UntriedPaused:
+		return "The destination is paused, and nothing is sent before it is resumed"
+	case name == "held" && a.Untried == UntriedPaused && a.Pending > 0:
+		return "the destination is paused, with " + plain.UpTo(a.Pending, 10_000) + " pending"
 	case name == "pending" && a.Pending > 0:
 		return plain.UpTo(a.Pending, 10_000)
 	case name == "cause" && failed:

@@ -68,6 +68,28 @@ func TestFailuresAreSentOnce(t *testing.T) {
 	testkit.Equal(t, "the alert is not forgotten", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), 0)
 }
 
+// The alert of a failure says that a 410 has paused the destination, and its end what waits.
+func TestFailureOfAPausedDestination(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	ops := &pager{name: "ops"}
+	s := newSender(db, ops)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())
+		ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, first_error) VALUES ('failed', 'default', '410 Gone')`)
+	relaytest.Must(t, s.SendDue(t.Context()))
+	if text := ops.last().Text(); !strings.Contains(text, "is resumed: outbox-relay resume default.") {
+		t.Errorf("the alert says %q", text)
+	}
+	db.Insert(3, "k")
+	resolve(db, alert.RuleFailed)
+	pass(db, time.Minute)
+	relaytest.Must(t, s.SendDue(t.Context()))
+	if text := ops.last().Text(); !strings.Contains(text, "; the destination is paused, with 3 pending.") {
+		t.Errorf("its end says %q", text)
+	}
+}
+
 // What is due later is asked for later, and each number is that of the moment of sending.
 func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	t.Parallel()
@@ -106,6 +128,7 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	for _, state := range []struct{ change, says string }{
 		{`SELECT 1`, "no running relay has it, so that none tries it"},
 		{`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r', '') RETURNING id) INSERT INTO outbox_relay_destination SELECT id, 'default' FROM r`, "a relay tries it every few seconds, with what is due"},
+		{`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'`, "no running relay has it, so that none tries it"},
 		{`UPDATE outbox_destination SET paused = true, paused_at = now()`, "it is paused, and no relay tries it before it is resumed"},
 	} {
 		db.Exec(state.change)
@@ -128,7 +151,6 @@ func TestRelayThatDiedWhileItSent(t *testing.T) {
 	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleParked} {
 		fire(db, rule)
 	}
-		{`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'`, "no running relay has it, so that none tries it"},
 	db.Exec(`INSERT INTO outbox_alert_notice (rule, subject, channel, claimed_until) SELECT rule, subject, 'ops', now() + interval '45 s' FROM outbox_alert`)
 	relaytest.Must(t, s.SendDue(t.Context()))
 	if got := ops.heard(); len(got) != 0 {

@@ -24,8 +24,9 @@ const (
 // so that an idle relay asks nothing more.
 const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
-// untried is [Untried] of an alert a.
-const untried = `CASE WHEN a.rule <> 'breaker_open' THEN ''
+// untried is [Untried] of an alert a. Of what failed it is no more than whether a pause keeps what
+// is replayed: a 410 has paused the destination.
+const untried = `CASE WHEN a.rule NOT IN ('breaker_open', 'failed') THEN ''
             WHEN EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.paused) THEN 'paused'
             WHEN a.rule = 'failed' THEN ''
             WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s JOIN outbox_relay r ON r.id = s.relay_id WHERE s.destination = a.subject AND ` + pg.IsAlive + `) THEN 'unserved'
@@ -171,7 +172,7 @@ WITH a AS MATERIALIZED (
     RETURNING n.*
 )
 SELECT ` + columns + `,
-       CASE WHEN a.rule IN ('breaker_open', 'lag', 'misconfigured', 'failing', 'paused') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
+       CASE WHEN a.rule IN ('breaker_open', 'lag', 'misconfigured', 'failing', 'paused', 'failed') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
        ` + stateColumns + `
 FROM a CROSS JOIN n`
 

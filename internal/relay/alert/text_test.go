@@ -39,6 +39,24 @@ func TestAlertTextsAreComplete(t *testing.T) {
 	}
 }
 
+// A 410 pauses the destination: the alert says how to resume it, and its end what waits for that.
+func TestFailuresOfAPausedDestination(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	a := Alert{Rule: RuleFailed, Subject: "shop", Count: 1, OpenedAt: now, FirstError: "410 Gone", Untried: UntriedPaused, Pending: 12}
+	if text := a.Text(); !strings.Contains(text, "The destination is paused, and nothing is sent before it is resumed: outbox-relay resume shop. Until then") {
+		t.Errorf("the alert says %q", text)
+	}
+	a.ResolvedAt = &now
+	if text := a.Text(); !strings.Contains(text, "no failed delivery to \"shop\" is left, of 1 that failed; the destination is paused, with 12 pending. It lasted") {
+		t.Errorf("its end says %q", text)
+	}
+	a.Untried = ""
+	if text := a.Text(); !strings.Contains(text, "of 1 that failed. It lasted") {
+		t.Errorf("its end says %q", text)
+	}
+}
+
 func TestRulesAreAll(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("rules.go")
