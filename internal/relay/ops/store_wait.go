@@ -4,10 +4,12 @@ import (
 	"context"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectWaits = `
+WITH ` + watch.Lenient + `
 SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.next_attempt_at, d.attempts,
        CASE WHEN NOT ` + pg.IsFree + ` THEN d.claimed_by END, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false),
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
@@ -39,6 +41,7 @@ LEFT JOIN LATERAL (
         UNION ALL
         (SELECT f.joined, f.event_id, f.status, f.last_reason, f.attempts, f.last_error, f.next_attempt_at FROM outbox_delivery f
          WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.status = 'failed'
+           AND d.destination NOT IN (SELECT l.destination FROM lenient l)
            AND CASE WHEN d.joined IS NULL THEN d.next_attempt_at <= now() ELSE (f.joined, f.event_id) < (d.joined, d.event_id) END
          ORDER BY f.joined, f.event_id LIMIT 1)) first
     ORDER BY first.joined, first.event_id LIMIT 1

@@ -100,6 +100,8 @@ func TestWaits(t *testing.T) {
 	if want := "behind event 1 of its ordering key, which has failed; to continue: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[1].Text != want {
 		t.Errorf("got %s, want %s", list[1].Text, want)
 	}
+	db.Exec(`UPDATE outbox_watch SET sample = sample || '{"lenient": ["default"]}'`) // on_failure: skip
+	waits(2, "unserved")
 }
 
 // What operators see of lanes that do not flow.
