@@ -54,6 +54,15 @@ type explanation struct {
 type droppedHeader struct {
 	Destination string `json:"destination"`
 	Header      string `json:"header"`
+	Reserved    bool   `json:"reserved"` // no event may bring it: one that does is not sent at all
+}
+
+func (h droppedHeader) String() string {
+	name := output.Printable(h.Header)
+	if h.Reserved {
+		return fmt.Sprintf("%s: no event may bring the header %s, so the event is not sent", h.Destination, name)
+	}
+	return fmt.Sprintf("%s: the header %s is not sent; events may set what event_headers of the destination names", h.Destination, name)
 }
 
 // droppedHeaders returns what is not sent of the headers of an event. A destination that this
@@ -69,7 +78,7 @@ func droppedHeaders(c *config.Config, report ops.EventReport) []droppedHeader {
 		}
 		for _, name := range report.Event.HeaderNames {
 			if d.Destination != "" && !webhook.EventMaySet(allowed, name) {
-				all = append(all, droppedHeader{d.Destination, name})
+				all = append(all, droppedHeader{d.Destination, name, webhook.ReservedForEvents(name)})
 			}
 		}
 	}
@@ -90,7 +99,7 @@ func printExplanation(w io.Writer, x explanation) error {
 		}
 	}
 	for _, h := range x.DroppedHeaders {
-		output.Prose(w, "  ", fmt.Sprintf("  %s: the header %s is not sent; events may set what event_headers of the destination names", h.Destination, output.Printable(h.Header)))
+		output.Prose(w, "  ", "  "+h.String())
 	}
 	printWaits(w, x.Waits)
 	if len(x.History) == 1 && len(x.Waits) == 0 {

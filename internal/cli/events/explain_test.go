@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -34,6 +35,20 @@ func TestExplanationOfManyProbes(t *testing.T) {
 2026-01-02 03:12:00.000  d: attempt 2 by relay 1 failed after 5ms: 503
 `
 	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+// A header that no event may bring is not one that the destination drops: the event is not sent.
+func TestExplanationOfHeaders(t *testing.T) {
+	t.Parallel()
+	report := ops.EventReport{Event: ops.Event{HeaderNames: []string{"Authorization", "X-Custom", "Traceparent"}}, Deliveries: []ops.Delivery{{Destination: "d"}}}
+	var b strings.Builder
+	testkit.Must(t, printExplanation(&b, explanation{DroppedHeaders: droppedHeaders(&config.Config{}, report), Explanation: ops.Explanation{Waits: []ops.Wait{{}}}}))
+	const want = `  d: no event may bring the header Authorization, so the event is not sent
+  d: the header X-Custom is not sent; events may set what event_headers of the destination names
+`
+	if !strings.HasPrefix(b.String(), want) {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
 	}
 }

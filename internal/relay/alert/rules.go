@@ -184,7 +184,7 @@ func eventRules() []rule {
 			RuleBlockedKeys, 0, "outbox-relay events list --status failed --destination {word}",
 			"Ordering keys of {name} are blocked[: {detail}]",
 			"no ordering key of {name} is blocked",
-			"Fix the cause and replay the failed delivery, or skip it.",
+			"Fix the cause and replay the failed delivery, or skip it. What failed as invalid_event no replay sends: its producer must insert a corrected event under a new key; then skip the failed one.",
 		},
 		{
 			RuleWaitingKeys, 0, "[outbox-relay events show {event}]",

@@ -322,7 +322,8 @@ func (d DestinationStatus) adviseFailed() Advice {
 
 func (d DestinationStatus) adviseBlocked() Advice {
 	var heads []string
-	commands := []string{} // never null in JSON
+	replayable, unsent := d.BlockedKeys > d.failedHeads(), false // some of them
+	commands := []string{}                                       // never null in JSON
 	word := d.word()
 	for _, b := range d.WaitingBehind {
 		if b.Status != "failed" {
@@ -334,6 +335,7 @@ func (d DestinationStatus) adviseBlocked() Advice {
 		}
 		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
 		commands = append(commands, fmt.Sprintf("outbox-relay explain %d    # why it failed", b.EventID))
+		unsent, replayable = unsent || unsendable(b.Reason), replayable || !unsendable(b.Reason)
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is fixed", b.EventID, word))
 		}
@@ -347,8 +349,15 @@ func (d DestinationStatus) adviseBlocked() Advice {
 	if d.Failed <= d.failedHeads() { // if more have, it is told with those
 		last = labelled("; last: %s", strings.TrimRight(d.FailedError, ". "))
 	}
+	remedy := ""
+	if replayable || !unsent {
+		remedy = "Fix the cause and replay the failed delivery, or skip it."
+	}
+	if unsent {
+		remedy += " No replay sends what cannot be sent as it is: the producer must insert a corrected event under a new key; then skip the failed one."
+	}
 	return d.advice(alert.RuleBlockedKeys, Warning, fmt.Sprintf("%s at %q behind a failed delivery%s%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination,
-		labelled(": %s", strings.Join(heads, ", ")), more, last), "Fix the cause and replay the failed delivery, or skip it.", commands...)
+		labelled(": %s", strings.Join(heads, ", ")), more, last), strings.TrimSpace(remedy), commands...)
 }
 
 // unsendable reports whether a delivery that failed for this reason cannot be sent as its event is.

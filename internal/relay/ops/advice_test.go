@@ -95,8 +95,13 @@ func TestAdvice(t *testing.T) {
 		"failed, no route":     {lane(DestinationStatus{Failed: 2, Routed: true, Served: true}), "No route leads there", []string{list, "outbox-relay discard --destination d --status failed"}},
 		"blocked": {
 			lane(DestinationStatus{BlockedKeys: 5, WaitingBehind: []WaitingHead{{EventID: 3, Waiting: 2, Key: "it's", Status: "failed", Reason: policy.ReasonRejected}, {EventID: 4, Waiting: 1, Key: "b", Status: "failed", Reason: policy.ReasonInvalidEvent}}}),
-			`5 ordering keys wait at "d" behind a failed delivery: it's: 2 wait behind event 3, failed (rejected), b: 1 waits behind event 4, failed (invalid_event), and 3 more.`,
+			`5 ordering keys wait at "d" behind a failed delivery: it's: 2 wait behind event 3, failed (rejected), b: 1 waits behind event 4, failed (invalid_event), and 3 more. Fix the cause and replay the failed delivery, or skip it. No replay sends what cannot be sent as it is: the`,
 			[]string{"outbox-relay explain 3", "outbox-relay replay 3 --destination d", `outbox-relay discard --destination d --head-of-key 'it'\''s'`, "outbox-relay explain 4", "outbox-relay discard --destination d --head-of-key b"},
+		},
+		"blocked, unsendable": {
+			lane(DestinationStatus{BlockedKeys: 1, WaitingBehind: []WaitingHead{{EventID: 4, Waiting: 1, Key: "b", Status: "failed", Reason: policy.ReasonInvalidEvent}}}),
+			"failed (invalid_event). No replay sends what cannot be sent as it is: the producer must insert a corrected event under a new key; then skip the failed one.",
+			[]string{"outbox-relay explain 4", "outbox-relay discard --destination d --head-of-key b"},
 		},
 		"behind an early one": {
 			lane(DestinationStatus{Waiting: 2, WaitingBehind: []WaitingHead{{EventID: 7, Waiting: 2, Key: "cust-1", Status: "pending", DueInSeconds: 7200}, {EventID: 8, Waiting: 2, Status: "pending", Attempts: 1, DueInSeconds: 60}}}),
