@@ -31,9 +31,33 @@ type eventData struct {
 	Revealed bool
 }
 
-// MayRetry reports whether a delivery may wait for its next attempt.
+// MayRetry reports whether a delivery waits for its next attempt.
 func (d eventData) MayRetry() bool {
-	return slices.ContainsFunc(d.Deliveries, func(one ops.Delivery) bool { return one.Status == "pending" && one.Attempts > 0 })
+	return slices.ContainsFunc(d.Deliveries, func(one ops.Delivery) bool {
+		return slices.ContainsFunc(d.Waits, func(w ops.Wait) bool { return endsWithRetry(one, w) })
+	})
+}
+
+// endsWithRetry reports whether a delivery waits for a reason that a retry ends.
+func endsWithRetry(d ops.Delivery, w ops.Wait) bool {
+	return w.Destination == d.Destination && w.Cause == "not_due" && d.Attempts > 0
+}
+
+// again returns the command by which the relay sends a delivery once more. Where a retry changes
+// nothing, comments say what the delivery waits for.
+func (d eventData) again(one ops.Delivery) (lines []string) {
+	if one.Status != "pending" {
+		return []string{fmt.Sprintf("outbox-relay replay %d --status failed,delivered,discarded --destination %s", d.ID, plain.ShellWord(one.Destination))}
+	}
+	for _, w := range d.Waits {
+		switch {
+		case endsWithRetry(one, w):
+			lines = append(lines, fmt.Sprintf("outbox-relay retry %d --destination %s", d.ID, plain.ShellWord(one.Destination)))
+		case w.Destination == one.Destination:
+			lines = append(lines, "# It waits: "+plain.Line(w.Text))
+		}
+	}
+	return lines
 }
 
 // A moment is one line of the timeline.
@@ -123,7 +147,7 @@ func (p *Page) readEvent(r *http.Request, read func(context.Context, int64) (ops
 	data.Timeline = timeline(data.EventReport)
 	for _, d := range data.Deliveries {
 		if d.Destination != "" && data.Event.Type != "" {
-			data.Requests = append(data.Requests, request{d.Destination, p.curl(data.Event, d)})
+			data.Requests = append(data.Requests, request{d.Destination, p.curl(data.Event, d, data.again(d))})
 		}
 	}
 	return data, nil
@@ -195,13 +219,9 @@ func withoutMiddles(all []moment) (short []moment) {
 // curl writes a request as commands of a shell. The relay's own sign it. Those with curl are for a
 // receiver that checks no signature; the payload is read from the database, as shells keep a
 // history.
-func (p *Page) curl(e ops.Event, d ops.Delivery) string {
-	again := fmt.Sprintf("outbox-relay replay %d --status failed,delivered,discarded --destination %s", e.ID, plain.ShellWord(d.Destination))
-	if d.Status == "pending" {
-		again = fmt.Sprintf("outbox-relay retry %d --destination %s", e.ID, plain.ShellWord(d.Destination))
-	}
+func (p *Page) curl(e ops.Event, d ops.Delivery, again []string) string {
 	to := p.target(d.Destination)
-	lines := []string{"# By the relay, signed:", again, "", "# With curl, for a receiver that checks no signature:"}
+	lines := slices.Concat([]string{"# By the relay, signed:"}, again, []string{"", "# With curl, for a receiver that checks no signature:"})
 	if to == "" || strings.Contains(to, settings.Mask) {
 		lines = append(lines, "URL="+quoted(cmp.Or(to, "https://…"))+"    # write what is masked")
 		to = `"$URL"`

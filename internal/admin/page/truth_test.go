@@ -53,3 +53,26 @@ func TestRelaysPageNamesTheirFaults(t *testing.T) {
 	db.Serve("default")
 	serve(t, db.Pool).gets(200, "/relays", "Relay &#34;b&#34; refused its new configuration: no url.", "Only relay b is refused by &#34;default&#34;: 401 Unauthorized.")
 }
+
+// The page of an event offers a retry where a retry acts, and otherwise says what the event waits
+// for.
+func TestEventOffersARetryThatActs(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'o' || i, 'o' FROM generate_series(1, 2) i`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_reason = 'rejected', last_error = E'no\nid', next_attempt_at = now() + interval '1 hour' WHERE event_id = 1`)
+	s := serve(t, db.Pool)
+	const retry, button = "outbox-relay retry %s --destination default", `name="action" value="retry"`
+	s.gets(200, "/events/1", strings.ReplaceAll(retry, "%s", "1"), button)
+	s.gets(200, "/events/2", "# It waits: behind event 1 of its ordering key, which is pending: after 1 attempt, the last of which ended with no id")
+	if _, body := s.get("/events/2"); strings.Contains(body, strings.ReplaceAll(retry, "%s", "2")) || strings.Contains(body, button) {
+		t.Errorf("a retry that changes nothing is offered:\n%s", body)
+	}
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`)
+	s.forget()
+	s.gets(200, "/events/1", "# It waits: due: it goes out with the next claims of its destination")
+	if _, body := s.get("/events/1"); strings.Contains(body, strings.ReplaceAll(retry, "%s", "1")) || strings.Contains(body, button) {
+		t.Errorf("a retry of what is due is offered:\n%s", body)
+	}
+}

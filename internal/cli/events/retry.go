@@ -21,7 +21,8 @@ they are not sent. Left alone is what is due, what its producer wants sent later
   outbox-relay retry --destination logistics --reason unauthorized
   outbox-relay retry 17                                            # one event
 
-A destination that is paused or held stays so; the command says so, and what ends it. It works in batches of 1000, each a
+A destination that is paused or held stays so, and an event waits behind the one in front of its ordering key; the command
+says so, and what ends it. It works in batches of 1000, each a
 transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 

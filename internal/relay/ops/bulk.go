@@ -71,7 +71,8 @@ type Bulk struct {
 	// later.
 	NotWaiting int64 `json:"not_waiting,omitempty"`
 	// Obstacles to a retry or a replay: what keeps a destination from being sent to, each with the
-	// command that ends it.
+	// command that ends it. A retry of at most ten named events says of each, too, which one comes
+	// before it in its ordering key.
 	Obstacles []string `json:"obstacles,omitempty"`
 	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`

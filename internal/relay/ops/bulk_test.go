@@ -277,6 +277,12 @@ func TestRetry(t *testing.T) {
 	if b, err = outbox.Retry(t.Context(), ops.Selection{Destination: "default"}, nil); err != nil || b.Matched != 0 {
 		t.Errorf("a second time: %+v, %v", b, err)
 	}
+	// A named event says which one of its ordering key comes before it.
+	db.Exec(`UPDATE outbox_delivery SET ordering_key = 'o' WHERE event_id IN (1, 4)`)
+	if _, b, err = outbox.Preview(t.Context(), ops.Order{Action: "retry", Selection: ops.Selection{EventIDs: []int64{4}}}); err != nil || b.NotWaiting != 1 ||
+		len(b.Obstacles) != 2 || !strings.HasPrefix(b.Obstacles[1], `event 4 waits at "default" behind event 1 of its ordering key, which is pending`) {
+		t.Errorf("%+v, %v", b, err)
+	}
 	// One that was attempted after an operation began, and failed again, waits for its next attempt
 	// also when the operation continues.
 	db.Exec(waits)

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -19,10 +20,35 @@ func (o *Outbox) walk(ctx context.Context, a action, s Selection, chunk int, b *
 	if err == nil && (a.name == "retry" || a.name == "replay") {
 		b.Obstacles, err = o.obstacles(ctx, append(b.destinations, s.Destination))
 	}
+	if err == nil && a.name == "retry" && len(s.EventIDs) <= explainedTo {
+		err = o.addHeads(ctx, s, b)
+	}
 	if err == nil {
 		err = o.countNotRouted(ctx, a, s, b)
 	}
 	return err
+}
+
+// explainedTo is for how many named events a retry says which event of their ordering key comes
+// before them.
+const explainedTo = 10
+
+// addHeads adds to the obstacles what the named events wait behind in their ordering keys.
+func (o *Outbox) addHeads(ctx context.Context, s Selection, b *Bulk) error {
+	for _, id := range s.EventIDs {
+		list, err := o.waiting(ctx, id)
+		if err != nil {
+			return err
+		}
+		for _, w := range list {
+			for _, reason := range w.reasons(id) {
+				if reason.Cause == "behind" && (s.Destination == "" || s.Destination == w.Destination) {
+					b.Obstacles = append(b.Obstacles, fmt.Sprintf("event %d waits at %q %s", id, w.Destination, reason.Text))
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // countNotRouted counts the events of a selection that have no deliveries yet.
