@@ -66,7 +66,7 @@ CREATE TABLE outbox_alert_notice (
     -- When the channel was last sent that the condition lasts, and how bad it was; NULL again once its recovery was sent.
     sent_at       timestamptz,
     sent_level    bigint           NOT NULL DEFAULT 0,
-    -- When the channel was first sent it, and when its end.
+    -- When the channel was first sent the present episode, and when its end.
     first_sent_at timestamptz,
     ended_sent_at timestamptz,
     -- The relay that sends holds the row until then; after a failure, when to try again.

@@ -424,3 +424,41 @@ func TestEndedAlertsAreListed(t *testing.T) {
 		}
 	}
 }
+
+// An alert that has returned is listed with the times of its last incident, which is the one that
+// its text names.
+func TestEndedAlertShowsOneIncident(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	s := newSender(db, &pager{name: "ops"})
+	step := func(change func(*relaytest.Database, string)) {
+		t.Helper()
+		change(db, alert.RuleBreakerOpen)
+		relaytest.Must(t, s.SendDue(t.Context()))
+	}
+	step(fire)
+	step(resolve)
+	const sent = `SELECT ended_sent_at FROM outbox_alert_notice WHERE channel = 'ops'`
+	first := relaytest.Row[time.Time](db, sent)
+	step(fire)
+	if ended := relaytest.Row[*time.Time](db, sent); ended != nil {
+		t.Errorf("the end of what lasts was sent at %s", ended)
+	}
+	step(resolve)
+	check := func() {
+		t.Helper()
+		ended, err := alert.Ended(t.Context(), db.Pool)
+		relaytest.Must(t, err)
+		if len(ended) != 1 || ended[0].Returned != 1 {
+			t.Fatalf("%+v", ended)
+		}
+		if a := ended[0]; a.BeganAt.Before(first) || len(a.Notices) != 2 || a.Notices[1].SentAt.Before(first) || a.Notices[1].EndedAt.Before(*a.Notices[1].SentAt) {
+			t.Errorf("the first incident's end was sent at %s: %+v", first, a)
+		}
+	}
+	check()
+	db.Exec(`UPDATE outbox_alert SET resolved_at = resolved_at - interval '6 minutes', due_at = now()`)
+	relaytest.Must(t, s.SendDue(t.Context()))
+	testkit.Equal(t, "alerts", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), 0)
+	check()
+}

@@ -79,7 +79,7 @@ func Open(ctx context.Context, q pg.DB) ([]Alert, error) {
 	return rows.Structs[Alert](ctx, q, "list alerts", selectOpen)
 }
 
-// A Past is an alert that has ended.
+// A Past is an alert that has ended: the last incident of one that returned.
 type Past struct {
 	Rule           string    `json:"rule"`
 	Subject        string    `json:"subject"`
@@ -95,7 +95,7 @@ type Past struct {
 	Notices []Notice `json:"notices"`
 }
 
-// A Notice is when a channel was first sent an alert, and its end; nil: not.
+// A Notice is when a channel was first sent an alert since it returned last, and its end; nil: not.
 type Notice struct {
 	Channel string     `json:"channel"`
 	SentAt  *time.Time `json:"sent_at"`
@@ -114,7 +114,7 @@ SELECT rule, subject, began_at, resolved_at, returned, count, coalesce(first_eve
 FROM ((SELECT rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, detail, acknowledged_by, notices
        FROM outbox_alert_past ORDER BY resolved_at DESC, id DESC LIMIT 50)
       UNION ALL
-      SELECT c.rule, c.subject, c.began_at, c.resolved_at, c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail, c.acknowledged_by, ` + noticesOf + `
+      SELECT c.rule, c.subject, c.opened_at, c.resolved_at, c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail, c.acknowledged_by, ` + noticesOf + `
       FROM outbox_alert c WHERE c.resolved_at IS NOT NULL) past
 ORDER BY resolved_at DESC, rule, subject LIMIT 50`
 
@@ -208,8 +208,8 @@ func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed boo
 const recordNotice = `
 UPDATE outbox_alert_notice
 SET sent_at = CASE $4 WHEN 'lasts' THEN now() WHEN 'ended' THEN NULL ELSE sent_at END,
-    first_sent_at = CASE $4 WHEN 'lasts' THEN coalesce(first_sent_at, now()) ELSE first_sent_at END,
-    ended_sent_at = CASE $4 WHEN 'ended' THEN now() ELSE ended_sent_at END,
+    first_sent_at = CASE WHEN $4 = 'lasts' AND sent_at IS NULL THEN now() ELSE first_sent_at END,
+    ended_sent_at = CASE WHEN $4 = 'ended' THEN now() WHEN $4 = 'lasts' AND sent_at IS NULL THEN NULL ELSE ended_sent_at END,
     sent_level = CASE $4 WHEN 'lasts' THEN $5 ELSE sent_level END,
     claimed_until = CASE WHEN $6::float8 IS NOT NULL THEN now() + make_interval(secs => $6) END
 WHERE rule = $1 AND subject = $2 AND channel = $3`
@@ -243,7 +243,7 @@ WITH seen AS MATERIALIZED (
     DELETE FROM outbox_alert a USING seen s WHERE a.rule = s.rule AND a.subject = s.subject AND s.over RETURNING a.*
 ), past AS (
     INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, detail, acknowledged_by, notices)
-    SELECT c.rule, c.subject, c.began_at, coalesce(c.resolved_at, now()), c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail,
+    SELECT c.rule, c.subject, c.opened_at, coalesce(c.resolved_at, now()), c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail,
            c.acknowledged_by, ` + noticesOf + `
     FROM closed c
 ), forgotten AS (
