@@ -79,7 +79,7 @@ var backlogGauges = []gauge[watch.LaneBacklog]{
 	byDestination("outbox_held_deliveries", "Pending deliveries of a destination that is paused or whose breaker is not closed. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Pending) * truth(l.Held) }, add),
 	byDestination("outbox_failed_deliveries", "Deliveries that failed for good, and wait for an operator. Counted up to 1000, or outbox_sample_limit if that is less.", func(l watch.LaneBacklog) float64 { return float64(l.Failed) }, add),
 	byDestination("outbox_lag_seconds", "Age of the oldest due delivery that no earlier one of its ordering key blocks, or event that no relay has taken yet; 0 without one. Replays do not count.", func(l watch.LaneBacklog) float64 { return l.LagSeconds }, largest),
-	byDestination("outbox_waiting_deliveries", "Pending deliveries behind an earlier one of their ordering key that failed or is retried later. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Waiting) }, add),
+	byDestination("outbox_waiting_deliveries", "Pending deliveries that relays have marked as behind an earlier one of their ordering key, which failed or is retried later. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Waiting) }, add),
 	byDestination("outbox_blocked_keys", "Ordering keys that wait behind a failed delivery. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.BlockedKeys) }, add),
 	byDestination("outbox_destination_paused", "1 while an operator, or a 410 of the receiver, has paused the destination.", func(l watch.LaneBacklog) float64 { return truth(l.Paused) }, largest),
 }

@@ -36,7 +36,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
 
 --json prints one object. Fields are added, never renamed or removed:
 
-  destinations   [{destination, state, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
+  destinations   [{destination, state, pending, due, waiting, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
                  served, wait_until?, slowed_to?, retry_event_id?, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  retry_at?, failed_at?, last_delivered_at?,

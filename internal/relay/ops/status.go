@@ -55,8 +55,8 @@ type DestinationStatus struct {
 	Pending int64 `json:"pending"`
 	// Due of the pending could be sent now.
 	Due int64 `json:"due"`
-	// Waiting of the pending wait behind an earlier event of their ordering key that failed or is
-	// retried.
+	// Waiting of the pending are marked by a relay as behind an earlier event of their ordering
+	// key that failed or is retried. Before a claim has found them, they count as Due.
 	Waiting int64 `json:"waiting"`
 	// InFlight of the pending are claimed by a relay or, of new events, in its hand.
 	InFlight int64 `json:"in_flight"`

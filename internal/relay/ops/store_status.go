@@ -77,7 +77,11 @@ SELECT k.destination, least(p.pending + i.deliveries, 10001), least(p.due, 10001
        p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), p.lately, p.lately_since, (
            SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
                (SELECT h.event_id, (SELECT count(*) FROM (
-                           SELECT FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsWaiting + ` AND d.blocked_by = h.event_id::bigint LIMIT 10001) w) AS waiting,
+                           SELECT FROM outbox_delivery o CROSS JOIN LATERAL (
+                               SELECT FROM outbox_delivery d WHERE d.destination = k.destination AND d.ordering_key = h.key AND d.status = 'pending'
+                                 AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (o.joined, o.event_id)
+                               ORDER BY d.joined, d.event_id LIMIT 10001) d
+                           WHERE o.event_id = h.event_id::bigint AND o.destination = k.destination) w) AS waiting,
                        h.key, 'failed' AS status, 0 AS attempts, 0::float8 AS due_in_seconds, h.reason
                 FROM jsonb_to_recordset(b.heads) AS h (event_id text, key text, reason text))
                UNION ALL
