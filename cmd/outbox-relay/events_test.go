@@ -100,7 +100,7 @@ func TestEvents(t *testing.T) {
 	explained := command(env, "explain", "1")
 	for _, part := range []string{
 		"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
-		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: ", "  logistics: the header tenant is not sent; ",
+		"  logistics: failed for good: 422 \ufffd[31mred. Once the cause is fixed: outbox-relay replay 1 --destination logistics\n", "\nWhy it waits:\n  analytics: ", "  logistics: the header tenant is not sent; ",
 	} {
 		if !strings.Contains(explained.stdout, part) {
 			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)

@@ -181,7 +181,7 @@ func timeline(report ops.EventReport) (all []moment) {
 		case "delivered":
 			add(m.At, "delivered", m.Destination, "Delivered", strings.TrimPrefix(m.Text, "delivered "))
 		case "failed":
-			add(m.At, "failed", m.Destination, "Failed", "for good; an operator may replay it")
+			add(m.At, "failed", m.Destination, "Failed", strings.TrimPrefix(m.Text, "failed "))
 		case "discarded":
 			add(m.At, "discarded", m.Destination, "Discarded", m.Text)
 		case "archived":

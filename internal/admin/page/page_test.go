@@ -419,7 +419,7 @@ func TestTimelineOfReplay(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = clock_timestamp(), attempts = 1`)
 	_, body := serve(t, db.Pool).get("/events/1")
 	testkit.Contains(t, "the page", body, "Inserted by its producer", "When its transaction began; when that committed is not recorded.", "replayed by root@vm (cli), after it had failed", "by the replay, with its 1st attempt")
-	if failed := strings.Index(body, "for good; an operator may replay it"); failed < 0 || strings.Index(body, "after it had failed") < failed {
+	if failed := strings.Index(body, "<p>for good: rejected</p>"); failed < 0 || strings.Index(body, "after it had failed") < failed {
 		t.Errorf("failed at %d of the page:\n%s", failed, body)
 	}
 }

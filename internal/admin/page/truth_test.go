@@ -76,3 +76,13 @@ func TestEventOffersARetryThatActs(t *testing.T) {
 		t.Errorf("a retry of what is due is offered:\n%s", body)
 	}
 }
+
+// What was given up has not been delivered.
+func TestWellIsNotDelivered(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Serve("default")
+	db.Insert(1, "k")
+	db.Settled("discarded", "true")
+	serve(t, db.Pool).gets(200, "/", "All is well.", "Nothing waits, and nothing has failed.")
+}

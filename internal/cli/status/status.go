@@ -187,7 +187,11 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)
 	for _, a := range s.Alerts {
-		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
+		times := ""
+		if a.Count > 1 {
+			times = fmt.Sprintf("%d times ", a.Count)
+		}
+		fmt.Fprintf(w, "  %s %s: %ssince %s%s%s%s\n", a.Rule, a.Subject, times,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.LastError, a.FirstError, a.Detail)))
 	}
 	if s.AlertsLeft > 0 {

@@ -70,7 +70,7 @@ Relays: 3
   2 b v1, silent, started 2026-01-02T02:04:05Z, last seen 10s ago, 50 in flight
   3 c v1, busy, started 2026-01-02T02:04:05Z, last seen 0s ago
 Open alerts: 1
-  failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request
+  failed logistics: 3 times since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request
 
 `
 	const steps = "\"logistics\" is paused.\n  outbox-relay resume logistics\n"

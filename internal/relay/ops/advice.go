@@ -236,11 +236,17 @@ func (d DestinationStatus) adviseRetrying() Advice {
 	level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
 	switch {
 	case d.RetryAt != nil && d.LastDeliveredAt != nil && d.LastDeliveredAt.After(*d.RetryAt):
-		remedy = "It has delivered since."
+		remedy = fmt.Sprintf("%q has accepted other events since.", d.Destination)
 	case needsPerson(d.RetryReason) || d.failing():
 		level = Warning
 	}
-	return d.advice(alert.RuleRetrying, level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
+	var behind []string
+	for _, h := range d.WaitingBehind {
+		if h.Status == "pending" && h.Attempts > 0 {
+			behind = append(behind, fmt.Sprintf("%s behind event %d", counted(h.Waiting, "delivery waits", "deliveries wait"), h.EventID))
+		}
+	}
+	return d.advice(alert.RuleRetrying, level, fmt.Sprintf("%s retrying at %s; last: %s.%s", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason), labelled(" %s.", strings.Join(behind, ", "))),
 		remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 		"outbox-relay retry --destination "+d.word()+"    # once it is fixed: attempt all that waits for its next attempt")
 }

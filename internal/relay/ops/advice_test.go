@@ -48,7 +48,12 @@ func TestAdvice(t *testing.T) {
 		"tried, and nothing waits": {lane(DestinationStatus{Breaker: "half_open", BreakerError: "dial tcp: connection refused"}), "", nil},
 		"delivered since": {
 			lane(DestinationStatus{Retrying: 2, RetryReason: policy.ReasonUnauthorized, RetryError: "401", RetryAt: &before, LastDeliveredAt: &now}),
-			"2 retrying at d; last: 401. It has delivered since.",
+			`2 retrying at d; last: 401. "d" has accepted other events since.`,
+			[]string{"outbox-relay explain 0", "outbox-relay retry --destination d"},
+		},
+		"retrying, and some wait behind it": {
+			lane(DestinationStatus{Retrying: 2, RetryReason: policy.ReasonServerError, RetryError: "500", WaitingBehind: []WaitingHead{{EventID: 8, Waiting: 4, Key: "k", Status: "pending", Attempts: 1}, {EventID: 9, Waiting: 1, Key: "l", Status: "pending", Attempts: 2}}}),
+			"2 retrying at d; last: 500. 4 deliveries wait behind event 8, 1 delivery waits behind event 9.",
 			[]string{"outbox-relay explain 0", "outbox-relay retry --destination d"},
 		},
 		"wrong secret": {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP), or restart it if a variable holds them.", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},

@@ -240,6 +240,7 @@ type EventReport struct {
 	Waits      []Wait     `json:"waits"`
 	Replays    []Replay   `json:"replays"` // of its deliveries that were replayed, as far as the audit knows
 	discards   []discard
+	behind     map[string]int64 // by the destination where it has failed: what waits behind it
 }
 
 // Event returns an event, also an archived one, its deliveries, its logged attempts, and why it
@@ -253,6 +254,9 @@ func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error)
 		return EventReport{}, err
 	}
 	if e.Waits, err = o.Waits(ctx, id); err != nil {
+		return EventReport{}, err
+	}
+	if e.behind, err = o.behindFailed(ctx, id); err != nil {
 		return EventReport{}, err
 	}
 	replays, err := o.orders(ctx, e.Event, "replay")

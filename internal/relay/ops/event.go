@@ -112,7 +112,8 @@ func (e EventReport) Explain() Explanation {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
 			add(*d.DeliveredAt, d.Destination, "delivered", "delivered %s", d.Arrival())
 		case d.Status == "failed":
-			add(d.lastTouched(), d.Destination, "failed", "failed for good: %s", orReason(plain.OrBlank(d.LastError), policy.Reason(plain.OrBlank(d.LastReason))))
+			reason := policy.Reason(plain.OrBlank(d.LastReason))
+			add(d.lastTouched(), d.Destination, "failed", "failed for good: %s. %s", orReason(plain.OrBlank(d.LastError), reason), e.afterFailure(d, reason))
 		}
 		for _, given := range e.discards {
 			switch {
@@ -129,6 +130,18 @@ func (e EventReport) Explain() Explanation {
 	}
 	slices.SortStableFunc(x.History, func(a, b Moment) int { return a.At.Compare(b.At) })
 	return x
+}
+
+// afterFailure says what waits behind a failed delivery, and what comes next.
+func (e EventReport) afterFailure(d Delivery, reason policy.Reason) (text string) {
+	word := plain.ShellWord(d.Destination)
+	if n := e.behind[d.Destination]; n > 0 {
+		text = fmt.Sprintf("%s behind it; to skip it: outbox-relay discard %d --destination %s. ", counted(n, "delivery waits", "deliveries wait"), d.EventID, word)
+	}
+	if unsendable(reason) {
+		return text + "No replay sends it: its producer must insert a corrected event under a new key"
+	}
+	return text + fmt.Sprintf("Once the cause is fixed: outbox-relay replay %d --destination %s", d.EventID, word)
 }
 
 // explainAttempts adds the logged attempts and what came of them, but for how a delivery ended that

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // An event is found by what people know of it: id, key, reference; also when it is archived.
@@ -241,4 +242,26 @@ func TestExplainKeepsWhatWasBeforeReplays(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// The history of a failed event ends with what comes next, and says how many wait behind it.
+func TestExplainSaysWhatIsNextForAFailedEvent(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, CASE WHEN i < 4 THEN 'o' END FROM generate_series(1, 4) i`)
+	db.Settled("failed", "event_id IN (1, 4)")
+	db.Exec(`UPDATE outbox_delivery SET last_error = '422 no.'`)
+	outbox := ops.New(db.Pool)
+	says := func(id int64, want string) {
+		t.Helper()
+		report, err := outbox.Event(t.Context(), id)
+		relaytest.Must(t, err)
+		history := report.Explain().History
+		testkit.Equal(t, "the last moment", history[len(history)-1].Text, want)
+	}
+	says(1, "failed for good: 422 no. 2 deliveries wait behind it; to skip it: outbox-relay discard 1 --destination default. Once the cause is fixed: outbox-relay replay 1 --destination default")
+	says(4, "failed for good: 422 no. Once the cause is fixed: outbox-relay replay 4 --destination default")
+	db.Exec(`UPDATE outbox_watch SET sample = sample || '{"lenient": ["default"]}'`) // on_failure: skip
+	db.Exec(`UPDATE outbox_delivery SET last_reason = 'invalid_event'`)
+	says(1, "failed for good: 422 no. No replay sends it: its producer must insert a corrected event under a new key")
 }

@@ -53,3 +53,26 @@ ORDER BY d.destination`
 func (o *Outbox) waiting(ctx context.Context, eventID int64) ([]waitState, error) {
 	return rows.Structs[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID, aheadTo+1)
 }
+
+const selectBehindFailed = `
+WITH ` + watch.Lenient + `
+SELECT f.destination, (SELECT count(*) FROM (
+           SELECT FROM outbox_delivery d WHERE d.destination = f.destination AND d.ordering_key = f.ordering_key AND d.status = 'pending'
+             AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (f.joined, f.event_id)
+           ORDER BY d.joined, d.event_id LIMIT 10001) behind)
+FROM outbox_delivery f
+WHERE f.event_id = $1 AND f.status = 'failed' AND f.destination NOT IN (SELECT l.destination FROM lenient l)`
+
+// behindFailed counts what waits behind the failed deliveries of an event, by destination.
+func (o *Outbox) behindFailed(ctx context.Context, eventID int64) (map[string]int64, error) {
+	type count struct {
+		Destination string
+		Behind      int64
+	}
+	list, err := rows.Structs[count](ctx, o.pool, "count what waits behind the event", selectBehindFailed, eventID)
+	behind := map[string]int64{}
+	for _, c := range list {
+		behind[c.Destination] = c.Behind
+	}
+	return behind, err
+}
