@@ -162,9 +162,9 @@ var twoSettings = []string{"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "O
 
 // mistakes returns what stderr must hold for these lines.
 func mistakes(lines ...string) string {
-	end := fmt.Sprintf("%d problems. Nothing was started.\n", len(lines))
+	end := fmt.Sprintf("%d problems. Nothing starts with this configuration.\n", len(lines))
 	if len(lines) == 1 {
-		end = "1 problem. Nothing was started.\n"
+		end = "1 problem. Nothing starts with this configuration.\n"
 	}
 	return strings.Join(append(lines, end), "\n")
 }

@@ -157,7 +157,7 @@ func TestSecurityYAMLBombs(t *testing.T) {
 			config := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
 			r, peak := process(t, twoSettings[:1], "config", "check", "--config", config)
 			t.Logf("%4d MiB, %6d bytes: %.200q", peak>>20, len(r.stderr), r.stderr)
-			if r.code != cli.ExitConfig || !strings.Contains(r.stderr, "Nothing was started.") {
+			if r.code != cli.ExitConfig || !strings.Contains(r.stderr, "Nothing starts with this configuration.") {
 				t.Errorf("exit code %d: %.500s", r.code, r.stderr)
 			}
 			// The kernel counts what this process held when it made the other one.

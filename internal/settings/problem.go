@@ -149,7 +149,7 @@ func (e Error) Error() string {
 	for _, p := range e.problems {
 		b.WriteString(p.String() + "\n")
 	}
-	b.WriteString(plain.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
+	b.WriteString(plain.Plural(len(e.problems), "problem", "problems") + ". Nothing starts with this configuration.")
 	return b.String()
 }
 

@@ -114,7 +114,7 @@ func TestMistakes(t *testing.T) {
 test.yaml:3: servers.a.timeout: "7" has no unit; write "7s"
 env TEST_DEFAULTS_TIMEOUT: "x" is not a duration; write one such as "5s", "15m" or "24h"
 env TEST_DEFAULTS_TOKEN: is set, and so is TEST_DEFAULTS_TOKEN_FILE; unset one of them
-4 problems. Nothing was started.`
+4 problems. Nothing starts with this configuration.`
 	if got != want {
 		t.Errorf("the problems are:\n%s\nwant:\n%s", got, want)
 	}

@@ -45,9 +45,9 @@ func check(t *testing.T, file string, env []string, flags ...string) result {
 
 // mistakes returns what stderr must hold for these lines.
 func mistakes(lines ...string) string {
-	end := fmt.Sprintf("%d problems. Nothing was started.\n", len(lines))
+	end := fmt.Sprintf("%d problems. Nothing starts with this configuration.\n", len(lines))
 	if len(lines) == 1 {
-		end = "1 problem. Nothing was started.\n"
+		end = "1 problem. Nothing starts with this configuration.\n"
 	}
 	return strings.Join(append(lines, end), "\n")
 }
