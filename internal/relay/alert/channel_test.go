@@ -241,4 +241,17 @@ func TestAlertAnswersAreBounded(t *testing.T) {
 	relaytest.Must(t, err)
 	testkit.Equal(t, "bytes were read", len(answer), 64<<10)
 	<-gone
+	silent := newChat(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = conn.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"))
+		_, _ = conn.Read(make([]byte, 1)) // until the relay hangs up
+	})
+	req, err = http.NewRequestWithContext(context.Background(), http.MethodPost, silent.URL, nil)
+	relaytest.Must(t, err)
+	_, err = direct.Exchange(req, mask.OfURL(req.URL))
+	testkit.ErrorContains(t, "a channel that changes the protocol", err, "answered 101")
 }

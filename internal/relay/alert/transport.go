@@ -74,6 +74,10 @@ func (t *Transport) exchange(req *http.Request) (status int, answer []byte, err 
 	if resp.StatusCode >= 300 && resp.StatusCode <= 399 {
 		return 0, nil, fmt.Errorf("the channel answered %d, and redirects are never followed; write the final address", resp.StatusCode)
 	}
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		// The connection is handed over without its deadline: reading could hang for ever.
+		return resp.StatusCode, nil, nil
+	}
 	answer, _ = io.ReadAll(io.LimitReader(resp.Body, maxAlertAnswer))
 	return resp.StatusCode, answer, nil
 }

@@ -243,6 +243,19 @@ func TestBatchFallsBackToSingleEvents(t *testing.T) {
 	}
 }
 
+// hangBehind answers a batch with a text, and then with nothing until the relay hangs up.
+func hangBehind(answer string) func(w http.ResponseWriter, keys []string) {
+	return func(w http.ResponseWriter, _ []string) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = conn.Write([]byte(answer))
+		_, _ = conn.Read(make([]byte, 1))
+	}
+}
+
 // The failure of a whole batch is that of each of its events.
 func TestBatchFailsAsAWhole(t *testing.T) {
 	t.Parallel()
@@ -264,6 +277,8 @@ func TestBatchFailsAsAWhole(t *testing.T) {
 			w.Header().Set("Content-Type", webhook.BatchResultType)
 			_, _ = w.Write(bytes.Repeat([]byte("x"), 1000))
 		}, policy.ReasonMalformed},
+		"101":         {hangBehind("HTTP/1.1 101 Switching Protocols\r\nContent-Type: application/problem+json\r\n\r\n"), policy.ReasonUnexpected},
+		"101-upgrade": {hangBehind("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Type: application/problem+json\r\n\r\n"), policy.ReasonUnexpected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

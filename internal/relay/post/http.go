@@ -83,16 +83,10 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 		return policy.ClassifyResponse(status, nil, "", e.Destination.Responses, time.Now())
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		// The transport has handed the connection over, and with it the deadline: reading could
-		// hang for ever.
-		return policy.ClassifyResponse(resp.StatusCode, resp.Header, "", e.Destination.Responses, time.Now())
-	}
 	var excerpt string
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *mask.Mask { return maskOf(e, req.Header()) })
-	}
-	if e.offer != nil && excerpt == "" && resp.StatusCode <= 299 {
+	} else if e.offer != nil {
 		e.learn(slices.Contains(resp.Header[webhook.AcceptPost], webhook.BatchType), "it does not say so in its answers")
 	}
 	if resp.Body != http.NoBody {

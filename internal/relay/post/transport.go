@@ -220,12 +220,18 @@ const maxStale = 3
 // roundTrip sends a request, once, and reports whether it had a connection to send it over.
 // Receivers close idle connections at any time, also when a request is about to be written. While
 // it is certain that not one byte of it was, it is sent over another connection; net/http itself
-// would do so, and in other cases too, if the request had a GetBody.
+// would do so, and in other cases too, if the request had a GetBody. An answer of 101 has no body:
+// the transport has handed the connection over, and with it the deadline, so reading could hang for
+// ever.
 func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
 		sent := &sending{}
 		resp, err = e.Transport.RoundTrip(req.WithContext(sent.watch(ctx)))
 		connected, nothing := sent.state()
+		if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+			_ = resp.Body.Close()
+			resp.Body = http.NoBody
+		}
 		if err == nil || !nothing {
 			return resp, connected, err
 		}
