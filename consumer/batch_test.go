@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // batchRequest is a batch of events with these keys, as a relay sends it.
@@ -222,6 +224,22 @@ func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	wantBatch(e, batchRequest(e, "a", "commits", "b"), map[string]int{"a": 500, "commits": 500, "b": 204})
 	wantBatch(e, batchRequest(e, "a", "commits", "b"), map[string]int{"a": 204, "commits": 422, "b": 204})
 	for _, key := range []string{"a", "commits", "b"} {
+		e.WantRows(key, 1, 1)
+	}
+}
+
+// A connection that was lost while it was idle costs a batch one event, as it costs one that comes
+// alone.
+func TestBatchBeginsOnAnotherConnection(t *testing.T) {
+	t.Parallel()
+	dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
+	e := receivertest.NewEnvAt(t, receivertest.PGX(), dsn, unhurried(), receivertest.Effect)
+	e.MustExec(receivertest.Schema)
+	receivertest.WantFirst(t, e.Post("before", "{}"), 201, `{"done":"before"}`)
+	e.MustExec("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+	results := webhook.ParseBatchResults([]byte(e.Do(batchRequest(e, "a", "b", "c")).Body))
+	for _, key := range []string{"b", "c"} { // "a", too, where the pool has found out by itself
+		testkit.Equal(t, key, results[key].Status, 201)
 		e.WantRows(key, 1, 1)
 	}
 }

@@ -291,6 +291,14 @@ func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
 					e.Post("k", "{}")
 				}
 				e.WantRows("k", 1, 1)
+				if f.Name != "pgx" {
+					return // it takes no batches
+				}
+				e.Do(e.NewRequest("second", "{}", running(statement)))
+				for range 3 {
+					e.Do(batchRequest(e, "l"))
+				}
+				e.WantRows("l", 1, 1)
 			})
 		}
 	})

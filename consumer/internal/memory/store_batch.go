@@ -34,8 +34,9 @@ type Batch interface {
 	// Commit commits what was remembered, and fails if a handler has ended the transaction, or left
 	// it unfit.
 	Commit(ctx context.Context) error
-	// Ended reports whether the last Admit failed behind another event of the batch. That one may
-	// be why: the event is for the next batch, in another transaction.
+	// Ended reports whether the last Admit failed behind another event of the batch. That one, or
+	// the connection that it was given, may be why: the event is for the next batch, in another
+	// transaction.
 	Ended() bool
 	// Rollback gives the batch up, unless it was committed.
 	Rollback()
@@ -65,12 +66,15 @@ type batch struct {
 
 // Admit admits an event behind those before it, if they have left the transaction as it was found.
 func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
-	behind := b.points.current != nil
+	behind := b.points.tx != nil
 	found, err := b.inDatabase.Admit(ctx, rq)
 	h, ok := found.Held.(*held)
-	if ok && behind && (b.points.changed || b.last != nil && b.last.xact != h.xact) {
+	switch {
+	case ok && behind && (b.points.changed || b.last != nil && b.last.xact != h.xact):
 		h.Transaction.Rollback()
 		err = errLeftBehind
+	case err != nil && b.points.tx != nil && !sqlstate.IsConflict(err):
+		b.points.tx.handler.spoiled.Store(true) // what is wrong may be the connection, as where an event comes alone
 	}
 	if err != nil {
 		b.ended = behind && !sqlstate.IsConflict(err)
@@ -238,7 +242,7 @@ func (p *savepoint) QueryRow(ctx context.Context, query string, args []any) pgx.
 // another event finds others, the handler before it has left them.
 func (p *savepoint) Enter(found Surroundings) {
 	switch {
-	case found.Table == "":
+	case found.Table == "": // see batch.Admit
 	case p.of.found.Table == "":
 		p.of.found = found
 		p.of.tx.Enter(found)
