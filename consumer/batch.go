@@ -60,7 +60,7 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 		one.workInBatch(w, b)
 		if batch.Ended() {
 			rc.Breaker.Leave(b.pass, time.Now(), breaker.Unknown, nil)
-			b.report, b.answer = Report{}, nil
+			b.report, b.answer, b.entered = Report{}, nil, time.Time{}
 			n--
 			break
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -242,6 +243,31 @@ func TestBatchBeginsOnAnotherConnection(t *testing.T) {
 		testkit.Equal(t, key, results[key].Status, 201)
 		e.WantRows(key, 1, 1)
 	}
+}
+
+// A batch that takes longer than its client waits says nothing of what its handlers depend on.
+func TestSlowBatchLeavesTheBreakerClosed(t *testing.T) {
+	t.Parallel()
+	cfg := unhurried()
+	cfg.Breaker = receivertest.Must(breaker.New(breaker.Config{Failures: 1}))
+	ctx, hangUp := context.WithCancel(t.Context())
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), cfg, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, event consumer.Event) error {
+			if event.IdempotencyKey == "slow" {
+				time.Sleep(1100 * time.Millisecond) // longer than a client is impatient
+				return nil
+			}
+			hangUp()
+			<-ctx.Done()
+			return consumer.DependencyDown(context.Cause(ctx))
+		}
+	})
+	_, err := e.Try(batchRequest(e, "slow", "cut", "left", "out").WithContext(ctx))
+	testkit.ErrorIs(t, "the client", err, context.Canceled)
+	for _, want := range []consumer.Result{consumer.ResultProcessed, consumer.ResultFailed, consumer.ResultUnavailable, consumer.ResultUnavailable} {
+		e.WantResult(want)
+	}
+	testkit.Equal(t, "the breaker", cfg.Breaker.State(), breaker.Closed)
 }
 
 // Strangers and mistakes: nothing is worked, and the answer is a refusal by which a relay falls

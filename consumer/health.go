@@ -13,17 +13,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// reportHealth tells Config.Breaker what an admitted request has shown about its dependencies.
-func (s *settings) reportHealth(ctx context.Context, rq *request, report Report) {
-	if s.Breaker == nil || report.Result == ResultRejected || report.Result == ResultBreakerOpen {
+// reportHealth tells Config.Breaker what a request that it has let in has shown about its
+// dependencies.
+func (s *settings) reportHealth(rq *request, report Report) {
+	if s.Breaker == nil || rq.entered.IsZero() {
 		return
 	}
-	now := time.Now()
-	h, cause := healthOf(report, context.Cause(ctx), now.Sub(rq.Began))
+	h, cause := healthOf(report, rq.ended, rq.took)
 	if cause != nil {
 		cause = s.shared.Loggable(cause)
 	}
-	s.Breaker.Leave(rq.pass, now, h, cause)
+	s.Breaker.Leave(rq.pass, time.Now(), h, cause)
 }
 
 // impatience is the time before which a client that hangs up shows nothing about the dependencies.

@@ -120,13 +120,19 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // work takes a request that is verified through the other steps.
 func (rc *receiver) work(w http.ResponseWriter, r *http.Request, rq *request) {
 	report := Report{Event: Event(rq.Event)}
-	var wait time.Duration
-	var ok bool
-	if rq.pass, wait, ok = rc.Breaker.Enter(time.Now()); !ok {
+	if r.Context().Err() != nil { // as for the rest of a batch that its client has given up
+		report.Result, report.Err = ResultUnavailable, context.Cause(r.Context())
+		rc.finish(w, r, rq, report, unavailable().answer())
+		return
+	}
+	now := time.Now()
+	pass, wait, ok := rc.Breaker.Enter(now)
+	if !ok {
 		report.Result = ResultBreakerOpen
 		rc.finish(w, r, rq, report, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
+	rq.pass, rq.entered = pass, now
 	found, err := rc.memory.Admit(r.Context(), &rq.Request)
 	if err == nil && found.Admission == memory.Admitted {
 		rc.run(w, r, found.Held, rq)
@@ -255,6 +261,7 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.
 
 // finish logs, reports and answers. A nil answer means that the connection is about to be closed.
 func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, report Report, a *answer) {
+	rq.took, rq.ended = time.Since(rq.entered), context.Cause(r.Context())
 	if rq.inBatch != nil {
 		rq.inBatch.report, rq.inBatch.answer = report, a // until the batch has ended
 		return
@@ -274,7 +281,7 @@ func (rc *receiver) conclude(r *http.Request, rq *request, report Report, a *ans
 		report.Status = a.status
 	}
 	report.Receiver, report.Source = rc.Receiver, rc.Source
-	rc.reportHealth(r.Context(), rq, report)
+	rc.reportHealth(rq, report)
 	rc.log(r.Context(), report)
 	if rc.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.Began), rq.handled

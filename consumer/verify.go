@@ -20,6 +20,9 @@ type request struct {
 	memory.Request
 	handled time.Duration // how long the handler took
 	pass    breaker.Pass  // of Config.Breaker
+	entered time.Time     // when that let the request in; zero: it has not
+	took    time.Duration // from then until it was known what became of the event
+	ended   error         // why the context had ended by then; nil: it had not
 	inBatch *batchedEvent // where what became of an event of a batch is kept; nil: it came alone
 }
 
