@@ -289,6 +289,11 @@ func TestBatchRefusals(t *testing.T) {
 			r.Header.Set("Content-Type", "application/json")
 			return r
 		}, 400, "batch-invalid"},
+		"no type": {func() *http.Request {
+			r := batchRequest(e, "k")
+			r.Header.Del("Content-Type")
+			return r
+		}, 400, "batch-invalid"},
 		"unsigned": {func() *http.Request {
 			r := batchRequest(e, "k")
 			r.Header.Del(webhook.Signature)
@@ -316,6 +321,9 @@ func TestBatchRefusals(t *testing.T) {
 	testkit.Equal(t, "events of a batch that passed for an event", foreign.Count("SELECT count(*) FROM processed_events"), 0)
 	nested := []byte(`{"headers":{"X-Idempotency-Key":"n","X-Outbox-Batch":"1"},"body":"e30="}` + "\n")
 	wantBatch(e, signedBatch(e, 1, nested), map[string]int{"n": 400})
+	typed := batchRequest(e, "typed")
+	typed.Header.Set("Content-Type", "Application/vnd.outbox-relay.batch+ndjson; charset=utf-8") // as something on the way writes it
+	wantBatch(e, typed, map[string]int{"typed": 201})
 	// A malformed event fails alone.
 	mixed := []byte(`{"headers":{"X-Idempotency-Key":"bad","X-Outbox-Attempt":"x"},"body":"e30="}` + "\n" + line)
 	wantBatch(e, signedBatch(e, 2, mixed), map[string]int{"bad": 400, "k": 201})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -76,12 +77,18 @@ func VerifyBatch(header http.Header, body []byte, now time.Time, tolerance time.
 	return ErrSignature // v1 alone does not cover the headers
 }
 
+// HasType reports whether the headers have a content type, whatever its parameters are.
+func HasType(header http.Header, want string) bool {
+	media, _, _ := mime.ParseMediaType(header.Get("Content-Type"))
+	return media == want
+}
+
 // BatchSize returns how many events the headers of a batch announce, or an error for what is no
 // batch that a receiver takes.
 func BatchSize(header http.Header) (int, error) {
 	count, ok := single(header, Batch)
 	events, err := strconv.Atoi(count)
-	if !ok || err != nil || events < 1 || events > MaxBatchEvents || header.Get("Content-Type") != BatchType {
+	if !ok || err != nil || events < 1 || events > MaxBatchEvents || !HasType(header, BatchType) {
 		return 0, fmt.Errorf("the request is no batch of 1 to %d events with the content type %s", MaxBatchEvents, BatchType)
 	}
 	return events, nil

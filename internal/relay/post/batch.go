@@ -113,7 +113,7 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 	defer func() { _ = resp.Body.Close() }()
 	masked := sync.OnceValue(func() *mask.Mask { return maskOf(e, headersOf(req, batch)) })
 	is2xx := resp.StatusCode >= 200 && resp.StatusCode <= 299
-	if is2xx && resp.Header.Get("Content-Type") != webhook.BatchResultType || doesNotTakeBatches(resp.StatusCode) {
+	if is2xx && !webhook.HasType(resp.Header, webhook.BatchResultType) || doesNotTakeBatches(resp.StatusCode) {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 		e.learn(false, "it answered a batch with "+resp.Status)
 		for _, call := range batch {

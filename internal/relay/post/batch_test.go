@@ -167,6 +167,22 @@ func TestBatchesCarryWhatWaits(t *testing.T) {
 	}
 }
 
+// A receiver's framework may write a content type in its own way.
+func TestBatchAnswerMayNameItsCharset(t *testing.T) {
+	t.Parallel()
+	b := newBatchReceiver(t, func(w http.ResponseWriter, keys []string) bool {
+		w.Header().Set("Content-Type", "Application/vnd.outbox-relay.batch-result+ndjson; charset=utf-8")
+		for _, key := range keys {
+			_, _ = w.Write(webhook.AppendLine(nil, webhook.BatchResult{Key: key, Status: 204}))
+		}
+		return true
+	})
+	deliverMany(t, b, 20)
+	if len(b.singles) != 1 || len(b.batches) == 0 {
+		t.Errorf("%d batches, %d single events", len(b.batches), len(b.singles))
+	}
+}
+
 // Each event's answer means what it would mean alone, and an event without one is not delivered.
 func TestBatchAnswersAreOfEachEvent(t *testing.T) {
 	t.Parallel()

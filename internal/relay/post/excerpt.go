@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/mask"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Excerpts says what of the body of a refusal is kept: in last_error, the log of attempts, the
@@ -34,8 +34,7 @@ const maxBody = 16 << 10
 
 // excerptOf returns what to keep of a refusal's body, masked.
 func excerptOf(resp *http.Response, policy Excerpts, m func() *mask.Mask) string {
-	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	isProblem := media == "application/problem+json"
+	isProblem := webhook.HasType(resp.Header, "application/problem+json")
 	encoding := resp.Header.Get("Content-Encoding")
 	if policy == ExcerptsNone || policy != ExcerptsText && !isProblem || encoding != "" && !strings.EqualFold(encoding, "identity") {
 		return "" // a secret cannot be found in a compressed body, which only a person with a tool would read
