@@ -272,7 +272,8 @@ var stagingWords = [...]string{"staging", "stage", "stg", "test", "testing", "lo
 
 // isStaging reports whether a host is one for tests: it is this machine, or its name says so, or
 // has the given word. A registered domain and its top level say nothing by themselves: test.de and
-// example.dev are in production.
+// example.dev are in production. Under a top level of two letters a registered domain may have
+// three labels: stage.co.uk is in production too.
 func isStaging(host, word string) bool {
 	if address := net.ParseIP(host); address != nil {
 		return address.IsLoopback()
@@ -281,9 +282,13 @@ func isStaging(host, word string) bool {
 		return slices.ContainsFunc(strings.Split(label, "-"), func(part string) bool { return slices.Contains(words, strings.TrimRight(part, "0123456789")) })
 	}
 	labels := strings.Split(strings.ToLower(strings.TrimSuffix(host, ".")), ".")
+	registered := 2 // labels
+	if len(labels[len(labels)-1]) == 2 {
+		registered = 3
+	}
 	for i, label := range labels {
 		last := i == len(labels)-1
-		if word != "" && has(label, strings.ToLower(word)) || has(label, stagingWords[:]...) && (i < len(labels)-2 || last && (i == 0 || label != "dev")) {
+		if word != "" && has(label, strings.ToLower(word)) || has(label, stagingWords[:]...) && (i < len(labels)-registered || last && (i == 0 || label != "dev")) {
 			return true
 		}
 	}

@@ -181,6 +181,8 @@ func TestStagingHosts(t *testing.T) {
 		"staging": true, "logistics.test": true, "dev.example.com.": true, "logistics.staging.svc.cluster.local": true, "qa-1.eu.example.com": true,
 		"logistics.example.com": false, "example.com": false, "test.de": false, "example.dev": false, "api.example.dev": false, "latest.example.com": false, "logistics.internal": false,
 		"contest.example.com": false, "10.0.0.1": false, "0.0.0.0": false, "192.0.2.1": false, "staging.com": false, "logistics": false, "": false,
+		"stage.co.uk": false, "api.test-prep.co.uk": false, "hooks.dev-tools.com.au.": false, "test.com.br": false, "test.tokyo.jp": false, "staging.example.io": false,
+		"staging.example.co.uk": true, "logistics.test-2.example.com.au": true, "app.staging.example.com.br": true, "qa.eu.example.de": true,
 	} {
 		if got := isStaging(host, ""); got != want {
 			t.Errorf("%q: %t", host, got)
