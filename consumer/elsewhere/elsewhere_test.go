@@ -163,6 +163,15 @@ func headers(t *testing.T, r *receiver) {
 	}
 	r.wantRows(t, "k4", "INV-4", 0, 0)
 
+	// A monitor or a scanner may ask by another method. Node.js answers it by itself.
+	asked, err := request(t.Context(), r.url, "k4", body, signing{})
+	pgtest.Must(t, err)
+	asked.Method = http.MethodOptions
+	if got, err := r.do(asked); err != nil || got.status == http.StatusNoContent {
+		t.Errorf("by OPTIONS an event got %+v %v", got, err)
+	}
+	r.wantRows(t, "k4", "INV-4", 0, 0)
+
 	// A proxy, or an attacker, may put blanks around a value. They are not part of it.
 	wantFirst(t, r.send(t, "k4", body, signing{}))
 	var text bytes.Buffer

@@ -206,6 +206,10 @@ func TestConsent(t *testing.T) {
 			mu.Lock()
 			methods = append(methods, r.Method)
 			mu.Unlock()
+			// A receiver that does not look at the method takes an event for one.
+			if r.Header.Del("User-Agent"); r.Method == http.MethodOptions && (len(r.Header) > 0 || r.ContentLength != 0) {
+				t.Errorf("the receiver was asked with %v and %d bytes", r.Header, r.ContentLength)
+			}
 			w.Header().Set(Consent, answer)
 			w.WriteHeader(http.StatusMethodNotAllowed)
 		}))
@@ -215,6 +219,7 @@ func TestConsent(t *testing.T) {
 		t.Cleanup(server.Close)
 		cfg := config(t, "http://"+listener.Addr().String(), nil)
 		cfg.URL.Host = "0.0.0.0:" + cfg.URL.Port() // this machine, and no address of loopback
+		cfg.Header = http.Header{"Authorization": {"Bearer credentials"}}
 		_, err = Run(t.Context(), cfg)
 		if !errors.Is(err, want) {
 			t.Errorf("%q: %v, want %v", answer, err, want)

@@ -33,10 +33,8 @@ type event struct {
 
 // event returns a new event of the check. Its key tells a reader of the receiver's tables which one
 // that is.
-func (t *trial) event() event { return t.newEvent(t.check) }
-
-func (d *drill) newEvent(name string) event {
-	return d.eventOf(fmt.Sprintf("%s-%s-%d", d.prefix, name, d.ids.Add(1)%1_000_000))
+func (t *trial) event() event {
+	return t.eventOf(fmt.Sprintf("%s-%s-%d", t.prefix, t.check, t.ids.Add(1)%1_000_000))
 }
 
 // eventOf returns a new event with a key.

@@ -482,8 +482,8 @@ EFFECTS
             exchange.getRequestHeaders().forEach((name, values) -> header.put(name.toLowerCase(Locale.ROOT),
                 values.stream().map(value -> value.replaceAll("^[ \t]+|[ \t]+$", "")).toList()));
             try {
-                if (question && !exchange.getRequestMethod().equals("POST")) {
-                    throw new Problem(405, "method-not-allowed", "outbox-relay reconcile sends them.");
+                if (!exchange.getRequestMethod().equals("POST")) {
+                    throw new Problem(405, "method-not-allowed", "outbox-relay sends events and questions by POST.");
                 }
                 precheck(header);
                 byte[] body = read(exchange);
