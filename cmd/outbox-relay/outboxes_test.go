@@ -153,6 +153,38 @@ func TestSeveralOutboxes(t *testing.T) {
 	}
 }
 
+// One outbox refuses a reload. All others have the new configuration, and so has the process. The
+// log names that outbox alone.
+func TestOneOutboxRefusesAReload(t *testing.T) {
+	t.Parallel()
+	well, refusing := pgtest.New(t, migrations.Outbox), pgtest.New(t, migrations.Outbox)
+	file := filepath.Join(t.TempDir(), usualFile)
+	config := func(path, more string) string {
+		return fmt.Sprintf("destinations: {shop: {url: 'http://127.0.0.1:1/%s'}%s\ndatabases:\n- {name: well, url: '%s'}\n- {name: refusing, url: '%s'}\n", path, more, well, refusing)
+	}
+	replaceFile(t, file, config("old", "}\nlog: {format: json}"))
+	run := start(t, []string{"OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"}, "--config="+file)
+	relaytest.Eventually(t, "both relays", func() bool { return strings.Count(run.stderr.String(), `"msg":"registered"`) == 2 })
+	address := regexp.MustCompile(`"page":"([^"]+)"`).FindStringSubmatch(run.stderr.String())[1]
+	execute(t, open(t, refusing), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused here'; END $$`)
+	execute(t, open(t, refusing), `CREATE TRIGGER refuse BEFORE INSERT ON outbox_route FOR EACH ROW EXECUTE FUNCTION refuse()`)
+
+	before := len(run.stderr.String())
+	replaceFile(t, file, config("new", ", mail: {url: 'http://127.0.0.1:1/'}}\nlog: {format: console, level: debug}"))
+	run.reload(t, "refused here")
+	shown := func(name string) string { return get(t, address, "/databases/"+name+"/destinations/shop") }
+	relaytest.Eventually(t, "the new URL on the page", func() bool { return strings.Contains(shown("well"), "http://127.0.0.1:1/new") })
+	testkit.Contains(t, "the page of the one that refuses", shown("refusing"), "http://127.0.0.1:1/old")
+	run.end(t, 0)
+	log := run.stderr.String()[before:]
+	testkit.Contains(t, "the log", log, `"databases":["refusing"],`, "database refusing: ", "refused here",
+		`"msg":"some databases refused the new configuration and keep what they had; it is in effect for all others"`,
+		`"database":"well","changes":[`, `"msg":"log.level changed"`, `"settings":["log.format"]`)
+	if strings.Contains(log, notUsable) {
+		t.Errorf("the log says that nothing has changed:\n%s", log)
+	}
+}
+
 // The page and the API of each outbox lie below its name, and the first page lists them. A reload
 // adds and removes them.
 func TestPagesOfSeveralOutboxes(t *testing.T) {

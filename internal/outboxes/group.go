@@ -296,11 +296,22 @@ func (m *member) current() engine {
 	return m.engine
 }
 
+// A RefusedError says that some outboxes refused a configuration, or their databases did. They keep
+// what they had. All others have the new one.
+type RefusedError struct {
+	Names []string // sorted
+	err   error
+}
+
+func (e *RefusedError) Error() string { return e.err.Error() }
+
+func (e *RefusedError) Unwrap() error { return e.err }
+
 // Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and
-// returns what changed in any of them. An outbox that refuses it, or whose database does, keeps
-// what it had; the error names it. An outbox that is new in all is started, and one that all lacks
-// is drained and stopped. One with other credentials, or another URL or schema, is stopped and
-// started.
+// returns what changed in any of them. A [RefusedError] names those that keep what they had. Any
+// other error means that nothing was applied. An outbox that is new in all is started, and one that
+// all lacks is drained and stopped. One with other credentials, or another URL or schema, is
+// stopped and started.
 func (g *Group) Reload(cfg relay.Config, all []Outbox) (changes []string, err error) {
 	g.reloading.Lock()
 	defer g.reloading.Unlock()
@@ -319,8 +330,15 @@ func (g *Group) Reload(cfg relay.Config, all []Outbox) (changes []string, err er
 		}
 		added = append(added, m)
 	}
-	changes, err = reloadAll(cfg, staying)
-	return append(changes, g.change(added, leaving)...), err
+	changes, refused := reloadAll(cfg, staying)
+	changes = append(changes, g.change(added, leaving)...)
+	switch {
+	case refused == nil:
+		return changes, nil
+	case len(refused.Names) == len(staying) && len(added)+len(leaving) == 0:
+		return nil, refused.err
+	}
+	return changes, refused
 }
 
 // compare returns the members that all has, and the others.
@@ -365,9 +383,10 @@ func (g *Group) change(added, leaving []*member) (changes []string) {
 	return changes
 }
 
-func reloadAll(cfg relay.Config, members []*member) (changes []string, err error) {
+func reloadAll(cfg relay.Config, members []*member) (changes []string, refused *RefusedError) {
 	var mu sync.Mutex
-	var refused []error
+	var names []string
+	var errs []error
 	var reloading errgroup.Group
 	reloading.SetLimit(reloadsAtOnce)
 	for _, m := range members {
@@ -376,7 +395,7 @@ func reloadAll(cfg relay.Config, members []*member) (changes []string, err error
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				refused = append(refused, fmt.Errorf("database %s: %w", m.Name, err))
+				names, errs = append(names, m.Name), append(errs, fmt.Errorf("database %s: %w", m.Name, err))
 			}
 			changes = append(changes, changed...)
 			return nil
@@ -384,7 +403,11 @@ func reloadAll(cfg relay.Config, members []*member) (changes []string, err error
 	}
 	_ = reloading.Wait()
 	slices.Sort(changes)
-	return slices.Compact(changes), errors.Join(refused...)
+	if len(errs) > 0 {
+		slices.Sort(names)
+		refused = &RefusedError{names, errors.Join(errs...)}
+	}
+	return slices.Compact(changes), refused
 }
 
 func (m *member) reload(cfg relay.Config) ([]string, error) {

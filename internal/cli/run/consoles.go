@@ -122,10 +122,12 @@ func (all *consoles) entries() (list []page.Entry) {
 	return list
 }
 
-// reloaded takes over what pages show of a configuration.
-func (all *consoles) reloaded(c *config.Config) {
+// reloaded takes over what pages show of a configuration, but for the outboxes that refused it.
+func (all *consoles) reloaded(c *config.Config, refused []string) {
 	for _, s := range all.list() {
-		s.reloaded(c)
+		if !slices.Contains(refused, s.name) {
+			s.reloaded(c)
+		}
 	}
 }
 

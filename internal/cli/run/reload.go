@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/outboxes"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -26,8 +27,9 @@ type reloader struct {
 	metricsDestinations   int
 	console               config.Admin
 	traces                config.Traces
-	page                  func(*config.Config) // shows what is in effect; nil: there is none
-	several               bool                 // outboxes
+	// page shows what is in effect, but for the outboxes that refused it; nil: there is none.
+	page    func(c *config.Config, refused []string)
+	several bool // outboxes
 }
 
 func newReloader(inv *cli.Invocation, c *config.Config, r engine, level *config.Level) *reloader {
@@ -73,11 +75,32 @@ func (rl *reloader) reload() {
 	cfg := c.Relay
 	cfg.Version = rl.inv.Version
 	changes, err := rl.apply(c, cfg)
-	if err != nil {
+	var refused []string
+	if some, ok := errors.AsType[*outboxes.RefusedError](err); ok {
+		refused = some.Names
+		rl.log.Error().Err(err).Strs("databases", refused).Msg("some databases refused the new configuration and keep what they had; it is in effect for all others")
+	} else if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
 	}
-	var stay []string
+	stay := rl.needRestart(c)
+	if rl.page != nil {
+		rl.page(c, refused)
+	}
+	level := c.LogLevel()
+	switch {
+	case rl.level.Set(level):
+		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
+	case err == nil && len(changes) == 0 && len(stay) == 0:
+		rl.log.Info().Msg("configuration read again: nothing has changed")
+	}
+	if len(stay) > 0 {
+		rl.log.Warn().Strs("settings", stay).Msg("some settings change only when the relay is restarted; all others are in effect")
+	}
+}
+
+// needRestart returns the settings of the process that differ, and stay what they are.
+func (rl *reloader) needRestart(c *config.Config) (stay []string) {
 	if c.LogFormat != rl.format {
 		stay = append(stay, "log.format")
 	}
@@ -93,19 +116,7 @@ func (rl *reloader) reload() {
 	if !c.Traces.Equal(rl.traces) {
 		stay = append(stay, "traces")
 	}
-	if rl.page != nil {
-		rl.page(c)
-	}
-	level := c.LogLevel()
-	switch {
-	case rl.level.Set(level):
-		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
-	case len(changes) == 0 && len(stay) == 0:
-		rl.log.Info().Msg("configuration read again: nothing has changed")
-	}
-	if len(stay) > 0 {
-		rl.log.Warn().Strs("settings", stay).Msg("some settings change only when the relay is restarted; all others are in effect")
-	}
+	return stay
 }
 
 const unchanged = "the configuration was read again and cannot be used; what was in effect stays"

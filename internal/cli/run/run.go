@@ -87,7 +87,7 @@ func (Command) Run(inv *cli.Invocation) error {
 	rl := newReloader(inv, c, r, level)
 	rl.apply = func(_ *config.Config, cfg relay.Config) ([]string, error) { return r.Reload(cfg) }
 	if page.server != nil {
-		rl.page = page.reloaded
+		rl.page = func(c *config.Config, _ []string) { page.reloaded(c) }
 	}
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
