@@ -172,6 +172,7 @@ func answersAsInGo(t *testing.T, r *receiver) {
 		{Ask: reconcile.AskFind, Keys: []string{"k1", "in1", "in101", "in102", "in103", "in104", "in105", "ä1", "o1", "b1", `"`}},
 		{Ask: reconcile.AskFind},
 		{Ask: reconcile.AskUnfinished, Limit: 1000},
+		{Ask: reconcile.AskUnfinished, Since: since, Until: until, Limit: 1000},
 		{Ask: reconcile.AskUnfinished, Until: until, Limit: 7},
 		{Ask: reconcile.AskDoubled, Limit: 1000},
 		{Ask: reconcile.AskDoubled, Limit: 5},

@@ -110,21 +110,21 @@ const unfinishedSQL = `
 SELECT i.idempotency_key, i.received_at, i.processing_state, 0::bigint, 0::bigint
 FROM (
     (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'failed'
-       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at >= $3::timestamptz AND f.received_at < $4::timestamptz LIMIT $5::integer)
     UNION ALL
     (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'processing'
-       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at >= $3::timestamptz AND f.received_at < $4::timestamptz LIMIT $5::integer)
     UNION ALL
     (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'pending' AND f.next_attempt_at IS NOT NULL
-       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at >= $3::timestamptz AND f.received_at < $4::timestamptz LIMIT $5::integer)
     UNION ALL
     (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'pending' AND f.next_attempt_at IS NULL
-       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at >= $3::timestamptz AND f.received_at < $4::timestamptz LIMIT $5::integer)
 ) i
-ORDER BY i.idempotency_key LIMIT $4::integer`
+ORDER BY i.idempotency_key LIMIT $5::integer`
 
 func (r *Receiver) unfinished(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
-	return collect(ctx, tx, "list what the inbox has not finished", unfinishedSQL, r.Receiver, r.Source, finite(q.Until, pgtype.Infinity), q.Limit)
+	return collect(ctx, tx, "list what the inbox has not finished", unfinishedSQL, r.Receiver, r.Source, finite(q.Since, pgtype.NegativeInfinity), finite(q.Until, pgtype.Infinity), q.Limit)
 }
 
 // %s is [Receiver.Effects].

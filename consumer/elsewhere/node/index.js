@@ -182,7 +182,7 @@ const ANSWERS = {
   unfinished: `'held', (SELECT json_agg(h) FROM (
         SELECT i.idempotency_key AS key, i.received_at, i.processing_state AS state FROM inbox_events i
         WHERE i.receiver = s.receiver AND i.source = s.source AND i.processing_state IN ('failed', 'processing', 'pending')
-          AND i.received_at < coalesce(q.until, 'infinity')
+          AND i.received_at >= coalesce(q.since, '-infinity') AND i.received_at < coalesce(q.until, 'infinity')
         ORDER BY i.idempotency_key LIMIT q."limit") h)`,
   doubled: `'held', (SELECT json_agg(h) FROM (
         SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (

@@ -288,6 +288,22 @@ func TestListsAreCut(t *testing.T) {
 	}
 }
 
+// What was received before Since takes no place of what is named, and makes no report incomplete.
+func TestUnfinishedBeforeSinceTakesNoPlace(t *testing.T) {
+	t.Parallel()
+	s := newSides(t, 100) // an hour ago but for their numbers in seconds
+	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = ANY ($1)`, keys(1, 2, 3, 90))
+	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at, next_attempt_at)
+		SELECT receiver, source, idempotency_key, (ARRAY['failed', 'processing', 'pending'])[1 + n % 3], n, received_at, CASE WHEN n % 2 = 0 THEN now() END
+		FROM (SELECT *, row_number() OVER () AS n FROM processed_events WHERE processing_state = 'recorded') p`)
+	since := pgtest.Row[time.Time](t, s.inbox, `SELECT received_at - interval '30 s' FROM processed_events WHERE idempotency_key = $1`, key(90))
+	r := s.run(func(o *compare.Options) { o.Since, o.Limit = since, 2 })
+	s.want(r, "no effect", r.NoEffect, keys(90))
+	if !r.Complete {
+		t.Errorf("report %+v", r)
+	}
+}
+
 // Little is read one by one, and a range that does not differ is not listed.
 func TestOnlyRangesThatDifferAreRead(t *testing.T) {
 	t.Parallel()

@@ -183,7 +183,7 @@ func (c *comparison) nameAgain(ctx context.Context, found candidates) error {
 // nameUnfinished names what has arrived at least a settling time ago, and is neither done nor given
 // up.
 func (c *comparison) nameUnfinished(ctx context.Context) error {
-	a, err := c.ask(ctx, reconcile.Request{Ask: reconcile.AskUnfinished, Until: c.receiverUntil, Limit: c.Limit})
+	a, err := c.ask(ctx, reconcile.Request{Ask: reconcile.AskUnfinished, Since: c.receiverSince, Until: c.receiverUntil, Limit: c.Limit})
 	if err != nil {
 		return err
 	}
