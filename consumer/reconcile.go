@@ -31,9 +31,11 @@ type ReconcileConfig struct {
 	// Effects is a query whose first column has the idempotency key of each effect, a row for each:
 	// "SELECT event_key FROM shipments". Keys with more than one row are reported as effects that
 	// happened twice, and events that were processed and have none as lost effects, so it must have
-	// the effects of every type of event that the receiver processes (UNION ALL). It runs with the
-	// rights of the pool, in a transaction that only reads, and should name a table whose keys have
-	// an index. Never build it from what a sender wrote. Empty: effects are not counted.
+	// the effects of every type of event that the receiver processes (UNION ALL). Of a table with
+	// the effects of several sources it must select those of Config.Source: two sources may use one
+	// key. It runs with the rights of the pool, in a transaction that only reads, and should name a
+	// table whose keys have an index. Never build it from what a sender wrote. Empty: effects are
+	// not counted.
 	Effects string
 }
 

@@ -55,12 +55,7 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 		f = r.find
 	case AskUnfinished:
 		f = r.unfinished
-	case AskDoubled:
-		if r.Effects == "" {
-			return a, nil
-		}
-		f, read, timeout = r.doubled, r.ReadEffects, effectsTimeout
-	case AskMissing:
+	case AskDoubled, AskMissing:
 		if r.Effects == "" {
 			return a, nil
 		}
@@ -68,7 +63,13 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 		if err != nil {
 			return a, err
 		}
-		f, read, timeout = func(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) { return r.missing(ctx, tx, schema, q) }, r.ReadEffects, effectsTimeout
+		what, statement := "count effects", doubledSQL
+		if q.Ask == AskMissing {
+			what, statement = "look for events without an effect", missingSQL
+		}
+		f, read, timeout = func(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
+			return r.compareEffects(ctx, tx, what, statement, schema, q)
+		}, r.ReadEffects, effectsTimeout
 	default:
 		return Answer{}, fmt.Errorf("%w: %q is not known here", ErrRequest, q.Ask)
 	}

@@ -151,8 +151,22 @@ func TestListsAndStates(t *testing.T) {
 	if got := ask(t, r, reconcile.Request{Ask: reconcile.AskUnfinished, Limit: 10, Until: time.Now().Add(-2 * time.Hour)}).Held; len(got) != 0 {
 		t.Errorf("unfinished two hours ago %+v", got)
 	}
-	if got := ask(t, r, reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}).Held; len(got) != 1 || got[0].Key != "k4" || got[0].Effects != 3 {
+	doubled := reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}
+	if got := ask(t, r, doubled).Held; len(got) != 1 || got[0].Key != "k4" || got[0].Effects != 3 {
 		t.Errorf("doubled %+v", got)
+	}
+	if doubled.Keys = []string{"k3", "k5"}; len(ask(t, r, doubled).Held) != 0 {
+		t.Error("other keys are doubled than those that were asked for")
+	}
+	if doubled.Keys = []string{"k3", "k4"}; !slices.Equal(heldKeys(ask(t, r, doubled).Held), []string{"k4"}) {
+		t.Error("a key is not doubled that was asked for")
+	}
+	if doubled.Until = time.Now().Add(-2 * time.Hour); len(ask(t, r, doubled).Held) != 0 {
+		t.Error("something was doubled two hours ago")
+	}
+	doubled.Until, doubled.Since = time.Time{}, time.Now()
+	if len(ask(t, r, doubled).Held) != 0 {
+		t.Error("something of before is doubled since now")
 	}
 	pgtest.Exec(t, pool, `DELETE FROM effect WHERE key IN ('k1', 'k2', 'k3', 'k5')`) // k1 waits in the inbox, k2 has succeeded there, k3 is there no more
 	missing := reconcile.Request{Ask: reconcile.AskMissing, Limit: 10}
@@ -167,6 +181,21 @@ func TestListsAndStates(t *testing.T) {
 	if got := ask(t, r, reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}).Held; len(got) != 0 {
 		t.Errorf("doubled without a query: %+v", got)
 	}
+}
+
+// Whoever asks for one source learns no key of another source or receiver, whose effects are in the
+// same table.
+func TestSecurityDoubledAreOfOneSource(t *testing.T) {
+	t.Parallel()
+	r, pool := newReceiver(t, "SELECT key FROM effect")
+	pgtest.Exec(t, pool, fill, "shop", "billing", 2)
+	pgtest.Exec(t, pool, `UPDATE processed_events SET idempotency_key = 'own-' || idempotency_key`)
+	pgtest.Exec(t, pool, fill, "shop", "another", 20)
+	pgtest.Exec(t, pool, fill, "other", "billing", 30)
+	pgtest.Exec(t, pool, `CREATE TABLE effect (key text)`)
+	pgtest.Exec(t, pool, `INSERT INTO effect SELECT idempotency_key FROM processed_events, generate_series(1, 2)`)
+	pgtest.Exec(t, pool, `INSERT INTO effect VALUES ('unknown'), ('unknown')`)
+	testkit.Equal(t, "doubled", heldKeys(ask(t, r, reconcile.Request{Ask: reconcile.AskDoubled, Limit: 2}).Held), []string{"own-k1", "own-k2"})
 }
 
 // A query that would write fails, and so does one that hides a second statement.

@@ -127,17 +127,19 @@ func (r *Receiver) unfinished(ctx context.Context, tx pgx.Tx, q Request) ([]Held
 	return collect(ctx, tx, "list what the inbox has not finished", unfinishedSQL, r.Receiver, r.Source, finite(q.Since, pgtype.NegativeInfinity), finite(q.Until, pgtype.Infinity), q.Limit)
 }
 
-// %s is [Receiver.Effects].
+// %[1]s is the schema, %[2]s is [Receiver.Effects], which may also return the effects of other
+// senders. The few events that are doubled are found by the primary key: a join would read all
+// events.
 const doubledSQL = `
 SELECT t.key, NULL::pg_catalog.timestamptz, ''::pg_catalog.text, t.effects, 0::pg_catalog.int8
 FROM (SELECT e.key::pg_catalog.text COLLATE pg_catalog."C" AS key, pg_catalog.count(*) AS effects FROM (
-%s
+%[2]s
 ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1) t
-ORDER BY t.key LIMIT $1::pg_catalog.int4`
-
-func (r *Receiver) doubled(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
-	return collect(ctx, tx, "count effects", fmt.Sprintf(doubledSQL, r.Effects), q.Limit)
-}
+WHERE ($5::pg_catalog.text[] IS NULL OR t.key OPERATOR(pg_catalog.=) ANY ($5::pg_catalog.text[]))
+  AND (SELECT p.received_at OPERATOR(pg_catalog.>=) $3::pg_catalog.timestamptz AND p.received_at OPERATOR(pg_catalog.<) $4::pg_catalog.timestamptz
+       FROM %[1]s.processed_events p
+       WHERE p.receiver OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.source OPERATOR(pg_catalog.=) $2::pg_catalog.text AND p.idempotency_key OPERATOR(pg_catalog.=) t.key)
+ORDER BY t.key LIMIT $6::pg_catalog.int4`
 
 const schemaSQL = `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'processed_events'::regclass::oid`
 
@@ -177,11 +179,12 @@ WHERE p.receiver OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.source OPERATO
 ORDER BY p.idempotency_key LIMIT $6::pg_catalog.int4`
 )
 
-func (r *Receiver) missing(ctx context.Context, tx pgx.Tx, schema string, q Request) ([]Held, error) {
+// compareEffects runs one of the two statements above.
+func (r *Receiver) compareEffects(ctx context.Context, tx pgx.Tx, what, statement, schema string, q Request) ([]Held, error) {
 	if _, err := tx.Exec(ctx, hashSQL); err != nil {
 		return nil, fmt.Errorf("prepare transaction: %w", err)
 	}
-	return collect(ctx, tx, "look for events without an effect", fmt.Sprintf(missingSQL, schema, r.Effects),
+	return collect(ctx, tx, what, fmt.Sprintf(statement, schema, r.Effects),
 		r.Receiver, r.Source, finite(q.Since, pgtype.NegativeInfinity), finite(q.Until, pgtype.Infinity), q.Keys, q.Limit)
 }
 

@@ -16,7 +16,7 @@ const (
 	AskList       = "list"       // the keys that follow one
 	AskFind       = "find"       // which of these keys are there
 	AskUnfinished = "unfinished" // what an inbox has recorded and not finished
-	AskDoubled    = "doubled"    // keys with more than one effect
+	AskDoubled    = "doubled"    // what has more than one effect, of all events or of these keys
 	AskMissing    = "missing"    // what was processed and has no effect, of all events or of these keys
 )
 
@@ -34,7 +34,7 @@ const (
 type Request struct {
 	Ask string `json:"ask"`
 	// Since and Until bound when an event was received, by the receiver's clock: of digests, what
-	// is unfinished and what is missing. Zero: no bound.
+	// is unfinished, what is doubled and what is missing. Zero: no bound.
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
 	// Salt begins every hash of a digest: 16 bytes, drawn for each run.
@@ -45,7 +45,7 @@ type Request struct {
 	Page int64 `json:"page,omitempty"`
 	// After is the key that a list follows. Empty: the list begins with the first.
 	After string `json:"after,omitempty"`
-	// Keys to find. Of what is missing only these are meant; nil: all are.
+	// Keys to find. Of what is doubled or missing only these are meant; nil: all are.
 	Keys []string `json:"keys,omitempty"`
 	// Limit of rows in a list: 1 to [MaxKeys].
 	Limit int `json:"limit,omitempty"`

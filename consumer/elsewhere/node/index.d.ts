@@ -36,7 +36,7 @@ export interface Config {
   /** `whsec_…`; several separated by commas while they rotate. */
   secrets: string;
   handle: Handler;
-  /** A query whose first column has the key of each effect, a row for each. By it `outbox-relay reconcile` finds effects that happened twice or are gone. */
+  /** A query whose first column has the key of each effect of this source, a row for each. By it `outbox-relay reconcile` finds effects that happened twice or are gone. */
   effects?: string;
   /** Of the destination's URL. Default: `/webhooks/finance`. Questions of `outbox-relay reconcile` come to path/reconcile. */
   path?: string;

@@ -37,7 +37,7 @@ type Command struct {
 	URL         string   `placeholder:"URL" xor:"receiver" help:"Ask the receiver at this URL, signed with the destination's secrets: where consumer.Reconcile is mounted; in Node.js, Python and Java the receiver's path and /reconcile."`
 	Receiver    string   `placeholder:"NAME" xor:"receiver" help:"Ask the receiver's database instead: that of $RECEIVER_DATABASE_URL, for this receiver (consumer.Config.Receiver)."`
 	Source      string   `placeholder:"NAME" default:"outbox" help:"With --receiver: the receiver's name for this sender (consumer.Config.Source)."`
-	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each. It must have the effects of every type that is processed."`
+	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each. It must have the effects of every type that is processed, and of this source alone."`
 	Since       string   `placeholder:"TIME" help:"Compare only what was delivered since then: 2026-01-02T15:04:05Z, or 26h for 26 hours ago. Default: from when on both sides keep everything."`
 	Settle      string   `placeholder:"1m" default:"1m" help:"How long ago an event was delivered, or received, before it is compared."`
 	Limit       int      `default:"1000" help:"How many keys of a kind are named at most, 1 to 1000."`

@@ -288,22 +288,6 @@ func TestListsAreCut(t *testing.T) {
 	}
 }
 
-// What was received before Since takes no place of what is named, and makes no report incomplete.
-func TestUnfinishedBeforeSinceTakesNoPlace(t *testing.T) {
-	t.Parallel()
-	s := newSides(t, 100) // an hour ago but for their numbers in seconds
-	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = ANY ($1)`, keys(1, 2, 3, 90))
-	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at, next_attempt_at)
-		SELECT receiver, source, idempotency_key, (ARRAY['failed', 'processing', 'pending'])[1 + n % 3], n, received_at, CASE WHEN n % 2 = 0 THEN now() END
-		FROM (SELECT *, row_number() OVER () AS n FROM processed_events WHERE processing_state = 'recorded') p`)
-	since := pgtest.Row[time.Time](t, s.inbox, `SELECT received_at - interval '30 s' FROM processed_events WHERE idempotency_key = $1`, key(90))
-	r := s.run(func(o *compare.Options) { o.Since, o.Limit = since, 2 })
-	s.want(r, "no effect", r.NoEffect, keys(90))
-	if !r.Complete {
-		t.Errorf("report %+v", r)
-	}
-}
-
 // Little is read one by one, and a range that does not differ is not listed.
 func TestOnlyRangesThatDifferAreRead(t *testing.T) {
 	t.Parallel()
@@ -327,6 +311,7 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', k, 'succeeded', now() - interval '30 min' FROM unnest(ARRAY['early', 'gone']) k`)
 	s.there(`INSERT INTO effect VALUES ('early')`)
 	s.there(`DELETE FROM effect WHERE key = ANY ($1)`, keys(8, 9))
+	s.there(`INSERT INTO effect SELECT unnest($1::text[])`, keys(10, 11))
 	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = $1`, key(7))
 	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at) VALUES ('shop', 'billing', $1, 'processing', 1, now() - interval '30 min')`, key(7))
 	hooked := func(hook func(q reconcile.Request)) compare.Report {
@@ -350,6 +335,7 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.want(r, "effect without event", r.Strangers, []string{"early", "gone"})
 	s.want(r, "no effect", r.NoEffect, keys(7))
 	s.want(r, "processed, no effect", r.Missing, keys(8, 9))
+	s.want(r, "effect twice", r.Doubled, keys(10, 11))
 	slices.Sort(begins)
 	changes := map[string]func(){
 		key(4): func() {
@@ -374,6 +360,10 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 			}
 		case reconcile.AskUnfinished:
 			s.there(`UPDATE inbox_events SET processing_state = 'succeeded'`)
+		case reconcile.AskDoubled: // a person removes one of two
+			if len(q.Keys) == 0 {
+				s.there(`DELETE FROM effect WHERE ctid = (SELECT max(ctid) FROM effect WHERE key = $1)`, key(10))
+			}
 		case reconcile.AskMissing: // a handler commits its effect late, and a row is pruned
 			s.there(`INSERT INTO effect VALUES ($1)`, key(8))
 			s.there(`DELETE FROM processed_events WHERE idempotency_key = $1`, key(9))
@@ -383,6 +373,7 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.want(r, "effect without event", r.Strangers, nil)
 	s.want(r, "no effect", r.NoEffect, nil)
 	s.want(r, "processed, no effect", r.Missing, nil)
+	s.want(r, "effect twice", r.Doubled, keys(11))
 }
 
 // While events are committed, delivered, retried and received, none is reported, with no settling

@@ -214,37 +214,21 @@ func (c *comparison) nameUnfinished(ctx context.Context) error {
 
 // nameDoubled names what the receiver counts more than one effect of.
 func (c *comparison) nameDoubled(ctx context.Context) error {
-	if !c.report.CountsEffects {
-		return nil
-	}
-	a, err := c.ask(ctx, reconcile.Request{Ask: reconcile.AskDoubled, Limit: c.Limit})
-	if err != nil {
-		return err
-	}
-	c.report.Complete = c.report.Complete && len(a.Held) < c.Limit
-	var keys []string
-	for _, h := range a.Held {
-		keys = append(keys, h.Key)
-	}
-	events, err := c.events(ctx, keys)
-	if err != nil {
-		return err
-	}
-	for _, h := range a.Held {
-		if !isDrilled(h.Key, events[h.Key]) {
-			c.report.Doubled = append(c.report.Doubled, finding(h.Key, first(events[h.Key]), &h))
-		}
-	}
-	return nil
+	return c.nameByEffects(ctx, reconcile.AskDoubled, &c.report.Doubled)
 }
 
-// nameMissing names what the receiver has processed, and counts no effect of. What has no event is
-// among the strangers.
+// nameMissing names what the receiver has processed, and counts no effect of.
 func (c *comparison) nameMissing(ctx context.Context) error {
+	return c.nameByEffects(ctx, reconcile.AskMissing, &c.report.Missing)
+}
+
+// nameByEffects names what the receiver answers, twice, to a question about effects. What has no
+// event is among the strangers.
+func (c *comparison) nameByEffects(ctx context.Context, ask string, findings *[]Finding) error {
 	if !c.report.CountsEffects {
 		return nil
 	}
-	q := reconcile.Request{Ask: reconcile.AskMissing, Since: c.receiverSince, Until: c.receiverUntil, Limit: c.Limit}
+	q := reconcile.Request{Ask: ask, Since: c.receiverSince, Until: c.receiverUntil, Limit: c.Limit}
 	a, err := c.ask(ctx, q)
 	if err != nil || len(a.Held) == 0 {
 		return err
@@ -262,7 +246,7 @@ func (c *comparison) nameMissing(ctx context.Context) error {
 	}
 	for _, h := range a.Held {
 		if e := first(events[h.Key]); e != nil {
-			c.report.Missing = append(c.report.Missing, finding(h.Key, e, &h))
+			*findings = append(*findings, finding(h.Key, e, &h))
 		}
 	}
 	return nil

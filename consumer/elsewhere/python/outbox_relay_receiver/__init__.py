@@ -317,9 +317,13 @@ ANSWERS = {
           AND i.received_at >= coalesce(q.since, '-infinity') AND i.received_at < coalesce(q.until, 'infinity')
         ORDER BY i.idempotency_key LIMIT q."limit") h)""",
     "doubled": """'held', (SELECT json_agg(h) FROM (
-        SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (
+        SELECT t.key, t.effects FROM (SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (
 EFFECTS
-        ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT q."limit") h)""",
+          ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING count(*) > 1) t
+        WHERE (q.keys IS NULL OR t.key = ANY (q.keys))
+          AND (SELECT p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity') FROM processed_events p
+            WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key = t.key)
+        ORDER BY t.key LIMIT q."limit") h)""",
     "missing": """'held', (SELECT json_agg(h) FROM (
         SELECT p.idempotency_key AS key, p.received_at, 'succeeded' AS state FROM processed_events p
         WHERE s.counts_effects AND p.receiver = s.receiver AND p.source = s.source
