@@ -199,6 +199,11 @@ func TestMistakesOfReconcile(t *testing.T) {
 			_, _ = io.WriteString(w, "{}")
 		case "/moved":
 			http.Redirect(w, r, c.url, http.StatusTemporaryRedirect)
+		case "/switches": // and says nothing more
+			conn, _, err := http.NewResponseController(w).Hijack()
+			relaytest.Must(t, err)
+			t.Cleanup(func() { _ = conn.Close() })
+			_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
 		default:
 			http.NotFound(w, r)
 		}
@@ -228,6 +233,7 @@ func TestMistakesOfReconcile(t *testing.T) {
 		{"--url=" + elsewhere.URL + "/nothing", c.env, cli.ExitFailed, "/nothing answered 404: does the receiver answer reconcile there?"},
 		{"--url=" + elsewhere.URL + "/ok", c.env, cli.ExitFailed, "/ok answered 200 without an answer"},
 		{"--url=" + elsewhere.URL + "/moved", c.env, cli.ExitFailed, "/moved answered 307"},
+		{"--url=" + elsewhere.URL + "/switches", c.env, cli.ExitFailed, "/switches answered 101"},
 		{"--url=http://127.0.0.1:1/", c.env, cli.ExitFailed, "reconcile: ask the receiver to describe: http://127.0.0.1:1/: "},
 		{"--receiver=shop", c.env[:2], cli.ExitConfig, "RECEIVER_DATABASE_URL is not set"},
 		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL=mysql://u:secret@x"), cli.ExitConfig, "RECEIVER_DATABASE_URL begins with another scheme"},

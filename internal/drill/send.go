@@ -53,9 +53,12 @@ func (a answer) passing() bool { return slices.Contains([]int{408, 409, 423, 425
 // maxAnswer bounds what is read of an answer, in bytes.
 const maxAnswer = 1 << 20
 
-// answerOf returns the answer that has arrived.
+// answerOf returns the answer that has arrived. What follows a 101 has neither an end nor a limit
+// of time.
 func answerOf(response *http.Response) answer {
-	_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, maxAnswer))
+	if response.StatusCode != http.StatusSwitchingProtocols {
+		_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, maxAnswer))
+	}
 	_ = response.Body.Close()
 	return answer{status: response.StatusCode, header: response.Header}
 }

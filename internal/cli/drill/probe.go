@@ -68,6 +68,9 @@ func ask(ctx context.Context, transport *http.Transport, address string) (int, e
 		return 0, err
 	}
 	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode == http.StatusSwitchingProtocols { // its body has neither an end nor a limit of time
+		return 0, fmt.Errorf("it answered %s, want 200 and a number", response.Status)
+	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
 	n, noNumber := strconv.Atoi(strings.TrimSpace(string(body)))
 	if err != nil || response.StatusCode != http.StatusOK || noNumber != nil {

@@ -198,6 +198,9 @@ func (h *handler) post(ctx context.Context, body []byte) (status int, text []byt
 		return 0, nil, err
 	}
 	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode == http.StatusSwitchingProtocols { // its body has neither an end nor a limit of time
+		return answer.StatusCode, nil, nil
+	}
 	text, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	return answer.StatusCode, text, err
 }
