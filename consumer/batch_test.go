@@ -254,7 +254,7 @@ func TestSlowBatchLeavesTheBreakerClosed(t *testing.T) {
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), cfg, func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
 			if event.IdempotencyKey == "slow" {
-				time.Sleep(1100 * time.Millisecond) // longer than a client is impatient
+				<-time.After(1100 * time.Millisecond) // longer than a client is impatient
 				return nil
 			}
 			hangUp()
