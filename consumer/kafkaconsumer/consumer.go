@@ -276,8 +276,8 @@ func (c *Consumer) revoked(_ context.Context, client *kgo.Client, gone map[strin
 	}
 }
 
-// commit commits what is marked, or gives up after a while. It does not wait for the client to give
-// up: that first waits for another commit of its own, in an outage until it leaves the group.
+// commit commits what is marked, or gives up after a while. The client may wait for longer: in an
+// outage its earlier commit ends only when it leaves the group.
 func (c *Consumer) commit(client *kgo.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()

@@ -183,7 +183,7 @@ func TestListsAndStates(t *testing.T) {
 	}
 }
 
-// Whoever asks for one source learns no key of another source or receiver, whose effects are in the
+// An answer about one source has no key of another source or receiver, whose effects are in the
 // same table.
 func TestSecurityDoubledAreOfOneSource(t *testing.T) {
 	t.Parallel()

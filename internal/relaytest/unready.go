@@ -1,6 +1,7 @@
 package relaytest
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -49,19 +50,7 @@ func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 	}
 	db := New(t, names...)
 	p := NewProgram(db, program)
-	configure := func(mended map[string]string) {
-		text := "defaults:\n  timeout: 2s\n  retry: {schedule: [1s]}\n  breaker: {probe_after: 100ms, probe_max: 500ms}\n" +
-			"destinations:\n  good: {" + good + "}\n"
-		for name, u := range all {
-			settings := u.Settings
-			if mended[name] != "" {
-				settings = mended[name]
-			}
-			text += fmt.Sprintf("  %s: {%s}\n", name, settings)
-		}
-		p.Configure(text)
-	}
-	configure(nil)
+	configureUnready(p, good, all, nil)
 	checkConnect(p, all)
 	relay := p.Run()
 	for name, u := range all {
@@ -89,7 +78,7 @@ func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 			Becomes(db, 6, `SELECT count(*)::int FROM outbox_delivery WHERE destination = $1 AND status = 'delivered'`, name)
 		}
 	}
-	configure(mended)
+	configureUnready(p, good, all, mended)
 	relay.Reload()
 	for name, u := range all {
 		if u.Refused != "" {
@@ -103,6 +92,16 @@ func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 		checkStored(t, name, u)
 	}
 	Becomes(db, 0, `SELECT count(*)::int FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
+}
+
+// configureUnready writes the configuration: the mended settings, where a destination has some.
+func configureUnready(p *Program, good string, all map[string]Unready, mended map[string]string) {
+	text := "defaults:\n  timeout: 2s\n  retry: {schedule: [1s]}\n  breaker: {probe_after: 100ms, probe_max: 500ms}\n" +
+		"destinations:\n  good: {" + good + "}\n"
+	for name, u := range all {
+		text += fmt.Sprintf("  %s: {%s}\n", name, cmp.Or(mended[name], u.Settings))
+	}
+	p.Configure(text)
 }
 
 // checkStored checks that the log of a destination has every event.
